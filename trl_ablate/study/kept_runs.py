@@ -155,20 +155,20 @@ def _of_run(store: RunStore, run_id: str, metric: str) -> Kept:
 
 def _rows_of(plan: Plan, position: int, rows: list[dict[str, float]]) -> list[dict[str, float]]:
     """Of trials, before 0, the evaluations: they only choose a value. The first run of an arm alone
-    has what a picture of its mechanism shows, and those after the first look of a study in two
-    parts, which is large, have no gradient norms, and times to the second."""
-    if position < 0:
-        return [row for row in rows if plan.primary_metric in row]
+    has what a picture of its mechanism shows and evaluations by level. Those after the first look
+    of a study in two parts, which is large, have no gradient norms, and times to the second."""
     beyond = plan.judge == "two_part" and bool(plan.looks) and position >= plan.looks[0]
-    dropped = ("style/", "advantages/weight/") * (position > 0) + ("grad_norm",) * beyond
+    dropped = ("style/", "advantages/weight/", "eval_reward/") * (position != 0)
+    dropped += ("grad_norm",) * beyond
     digits = COARSE | {"seconds": ".0f"} if beyond else COARSE
     return [
         {
             name: float(format(value, digits[name])) if name in digits else value
             for name, value in row.items()
-            if not name.startswith(dropped)
+            if name == plan.primary_metric or not name.startswith(dropped)
         }
         for row in rows
+        if position >= 0 or plan.primary_metric in row
     ]
 
 
