@@ -104,9 +104,11 @@ def test_no_more_jobs_at_once_than_asked_for(hub):
 
 
 @pytest.mark.slow
-def test_a_hub_that_stumbles_is_asked_again(hub, tmp_path):
+def test_a_hub_that_stumbles_is_asked_again(hub, tmp_path, monkeypatch):
     store = RunStore(tmp_path / "runs")
+    monkeypatch.setattr(hf_jobs, "WAITS", [0.01] * 3)
     hub.faults.append(Fault(r"GET /api/jobs", status=503, times=2))
+    hub.faults.append(Fault(r"POST .*/commit/", status=409, times=3))
     assert len(runner(store, ARMS, retries=0).run().done) == 3
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.support.drive_study import FAKE_PROGRAM
-from tests.support.studies import numbers, undisturbed
+from tests.support.studies import numbers, run_here, undisturbed
 from tests.support.synthetic_study import make_plan
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.engines import shipping
@@ -88,6 +88,8 @@ def test_started_left_and_fetched(tmp_path, here):
     left = run_there(here, store, ARMS, stay=False).left
     assert len(left) == len(here.threads) == 6
     assert {store.state(run_id).status for run_id in left} == {"running"}
+    with pytest.raises(ConfigurationError, match="is at modal; collect it with `trl-ablate study"):
+        run_here(store, ARMS)
     here.begin.set()
     assert len(run_there(here, store, ARMS).done) == 6  # the same command finds the calls
     assert len(here.threads) == 6 and not list(store.path.glob("*.away"))
@@ -103,6 +105,12 @@ def test_a_call_that_modal_ends_is_a_failure_with_its_reason(tmp_path, here, mon
     store = RunStore(tmp_path / "runs")
     failed = run_there(here, store, {"a": {"top": 0.8, "pause": 0.2}}, retries=0).failed
     assert "24 hours are over" in (store.state(failed[0]).reason or "")
+
+
+def test_a_service_that_stumbles_is_asked_again(monkeypatch):
+    stumbles = Mock(side_effect=modal.exception.InternalError("try again"))
+    monkeypatch.setattr(modal.FunctionCall, "from_id", stumbles)
+    assert ModalEngine.__new__(ModalEngine).answer("fc-1") is None
 
 
 @pytest.mark.parametrize("asked", [False, True])

@@ -135,13 +135,13 @@ def test_a_gpu_for_every_run_of_a_gpu_profile_and_the_whole_script(tmp_path):
     assert (
         script
         == f"""#!/bin/bash
-#SBATCH --job-name={plan.study}
+#SBATCH --job-name="{plan.study}"
 #SBATCH --array=0-1
 #SBATCH --ntasks=1
 #SBATCH --cpus-per-task=2
 #SBATCH --gres=gpu:1
 #SBATCH --signal=B:TERM@300
-#SBATCH --output={tmp_path}/a b/slurm-%A_%a.out
+#SBATCH --output="{tmp_path}/a b/slurm-%A_%a.out"
 
 set -eu
 runs=(x-seed0 x-seed1)

@@ -37,6 +37,7 @@ from trl_ablate.run.termination import Termination
 from trl_ablate.study.questions_list import LIST
 
 if TYPE_CHECKING:
+    from trl_ablate.study.planned import Plan
     from trl_ablate.study.runs import StudyRuns
 
 CODES = {
@@ -176,6 +177,7 @@ def run(options: argparse.Namespace) -> int:
         return run_all(total(options, engine_of), engine_of, options)
     opened = known if options.only else partial(resolve, starts=True)
     runs = opened(options.study, options.runs, options.profile)
+    check_place(options, runs.plan)
     only = only_of(options, runs)
     if options.engine == "slurm":
         return run_on_slurm(options, runs, only)
@@ -185,7 +187,16 @@ def run(options: argparse.Namespace) -> int:
         outcome = run_passes([runs], lambda plan: engine, until_decided=True, **how)
     else:
         outcome = executed(runs, engine, **how, stay=not options.detach, only=only)
-    return ended(options.study, runs, outcome)
+    return ended(options.study, runs, outcome, by_looks=bool(options.until))
+
+
+def check_place(options: argparse.Namespace, plan: "Plan") -> None:
+    """Refuse to guess the profile of other machines from this one."""
+    if options.engine != "local" and plan.profile_reason != "as asked":
+        raise ConfigurationError(
+            f"--engine {options.engine}: profile '{plan.profile}' is that of this machine "
+            f"({plan.profile_reason}); name that of the machines that train with --profile"
+        )
 
 
 def only_of(options: argparse.Namespace, runs: "StudyRuns") -> list[str] | None:
@@ -208,6 +219,10 @@ def only_of(options: argparse.Namespace, runs: "StudyRuns") -> list[str] | None:
 def run_on_slurm(options: argparse.Namespace, runs: "StudyRuns", only: list[str] | None) -> int:
     from trl_ablate.study.engines import slurm
 
+    if options.max_hours is not None:
+        raise ConfigurationError(
+            "--max_hours does not apply to --engine slurm; set SBATCH_TIMELIMIT"
+        )
     chosen = [run for run in runs.to_start if only is None or run in only]
     if not chosen:
         console.print("nothing to do")
@@ -223,7 +238,7 @@ def run_on_slurm(options: argparse.Namespace, runs: "StudyRuns", only: list[str]
     else:
         console.out(script, highlight=False, end="")
         sys.stderr.write("nothing was submitted: add --submit, or pipe this into sbatch\n")
-    if runs.plan.tuning:
+    if runs.plan.tuning or options.until:
         sys.stderr.write("more runs follow from these outcomes: then run this command again\n")
     return DONE
 
@@ -249,7 +264,7 @@ def fetch(options: argparse.Namespace) -> int:
     for name, only in runs.store.away_by_engine(away).items():
         engine = engine_module(name).fetching(runs.plan, checkpoints=options.keep_checkpoints)
         outcome = executed(runs, engine, retries=0, stay=False, only=only)
-        codes.append(ended(options.study, runs, outcome))
+        codes.append(ended(options.study, runs, outcome, by_looks=bool(runs.plan.looks)))
     return max(codes)
 
 

@@ -140,8 +140,12 @@ def run_all(
     return FAILED if outcome.failed else DONE
 
 
-def ended(study: str, runs: "StudyRuns", outcome: "Outcome") -> int:
-    """Print how the runs ended, and what to do next; the exit code."""
+def ended(study: str, runs: "StudyRuns", outcome: "Outcome", *, by_looks: bool = False) -> int:
+    """Print how the runs ended, and what to do next; the exit code.
+
+    Args:
+        by_looks: whether only the runs of the next look are wanted, as with `--until decided`.
+    """
     from trl_ablate.study.outline import grid
 
     runs = runs.again()
@@ -157,8 +161,9 @@ def ended(study: str, runs: "StudyRuns", outcome: "Outcome") -> int:
     if outcome.left:
         console.print("time limit reached; rerun this command to continue")
         return UNFINISHED
-    if runs.plan.tuning and runs.next:
-        console.print(f"more runs follow from these outcomes: trl-ablate study run {study}")
+    if runs.of_pass(True) if by_looks else runs.plan.tuning and runs.next:
+        words = f"{study} --until decided" if by_looks else study
+        console.print(f"more runs follow from these outcomes: trl-ablate study run {words}")
     else:
         console.print(f"done; next: trl-ablate study report {study}")
     return DONE

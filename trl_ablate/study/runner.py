@@ -11,7 +11,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trl_ablate.errors import REFUSED
+from trl_ablate.errors import REFUSED, ConfigurationError
 from trl_ablate.run.checkpoints import latest_whole_checkpoint
 from trl_ablate.run.termination import Terminated
 from trl_ablate.study.engines import Engine, Job, Process
@@ -145,7 +145,11 @@ class Runner:
             elif self._settled(run, attempt):
                 lock.release()
             else:
-                self._start(run, attempt, lock, min(free))
+                try:
+                    self._start(run, attempt, lock, min(free))
+                except BaseException:
+                    lock.release()
+                    raise
 
     def _settled(self, run: PlannedRun, attempt: int) -> bool:
         """Whether a run needs no start. The caller holds its lock, so the result stays valid."""
@@ -156,15 +160,26 @@ class Runner:
         return False
 
     def _start(self, run: PlannedRun, attempt: int, lock: RunLock, slot: int) -> None:
+        away = self._store.away(run.id)
+        if away.exists():
+            self._check_place(run, away)
         log = self._store.log(run.id)
         with log.open("a", encoding="utf-8") as file:
             file.write(f"--- attempt {attempt}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
         directory = self._store.directory(run.id, run.folder)
         words = [*run.words, self._taking_up(run.id)]
-        away = self._store.away(run.id)
         process = self._engine.start(Job(words, directory.path, log, lock.descriptor, away), slot)
         self._active.append(Active(run, process, lock, attempt, slot))
         self._say(f"started {describe(run)}" + (f", attempt {attempt}" if attempt > 1 else ""))
+
+    def _check_place(self, run: PlannedRun, away: Path) -> None:
+        """Only the engine that has a run elsewhere can continue it."""
+        (there,) = self._store.away_by_engine([run.id])
+        if there != getattr(self._engine, "name", None):
+            raise ConfigurationError(
+                f"{describe(run)} is at {there}; collect it with `trl-ablate study fetch "
+                f"{self._plan.study}`, or remove {away} to start it anew"
+            )
 
     def _taking_up(self, run_id: str) -> str:
         """The option for `trl-ablate train` after an earlier attempt: `--resume` if the run is

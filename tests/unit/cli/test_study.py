@@ -83,7 +83,9 @@ def test_a_plan_begins_with_its_question(where, capsys):
          "run --help`"),
         (["--only", "{run}", "--engine", "ray", "--ray_address", "ray://there:1"],
          "--ray_address ray://there:1 is an address of Ray Client; run on the cluster's head "
-         "node, with --ray_address auto"),
+         "node, with --ray_address auto and no RAY_ADDRESS"),
+        (["--engine", "slurm", "--max_hours", "2"],
+         "--max_hours does not apply to --engine slurm; set SBATCH_TIMELIMIT"),
     ],
 )  # fmt: skip
 def test_what_run_refuses(capsys, printed, where, words, sentence):
@@ -92,6 +94,11 @@ def test_what_run_refuses(capsys, printed, where, words, sentence):
     run = runs_of(printed)[0]
     assert main(["run", *where, *(word.format(run=run) for word in words)]) == 2
     assert capsys.readouterr().err == f"error: {sentence.format(run=run)}\n"
+
+
+def test_the_profile_of_other_machines_is_not_guessed_from_this_one(capsys, where):
+    assert main(["run", *where, "--engine", "slurm", "--profile", "auto"]) == 2
+    assert "name that of the machines that train with --profile" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -73,14 +73,18 @@ def test_a_run_is_fetched_under_the_name_that_it_was_sent_with(tmp_path):
     def download(call: str, folder: str, target: Path) -> None:
         (target / folder / "former-1").mkdir(parents=True)
         (target / folder / "former-1" / "run.json").write_text("{}")
-        (target / folder / "former-1.log").write_text("trained")
+        (target / folder / "former-1.log").write_text("trained\n")
 
-    one, engine = job(tmp_path), SimpleNamespace(answer=lambda call: 0, download=download)
+    def answer(call: str) -> int:
+        raise TimeoutError("24 hours are over")
+
+    one, engine = job(tmp_path), SimpleNamespace(answer=answer, download=download, name="modal")
     away = tmp_path / "run.away"
     away.write_text('{"call": "c", "folder": "former-1/0123"}')
     found: Any = engine
-    assert DetachedProcess(replace(one, away=away), found).poll() == 0
-    assert (one.directory / "run.json").exists() and one.log.read_text() == "trained"
+    assert DetachedProcess(replace(one, away=away), found).poll() == 1
+    assert (one.directory / "run.json").exists()
+    assert one.log.read_text() == "trained\nmodal: TimeoutError: 24 hours are over\n"
 
 
 def test_what_travels_is_the_package_as_it_is_installed(tmp_path):
@@ -134,6 +138,17 @@ def test_own_code_prompts_and_data_are_sent(tmp_path):
         "data/train.jsonl", "data/validation.jsonl", "late.jinja",
     )}  # fmt: skip
     assert bundle.files["recipes/code/helper.py"] == b"code/helper.py"
+
+
+@pytest.mark.parametrize("place", ["recipes/code/reward.py", "recipes/mine.yaml", "the command"])
+def test_no_secret_is_sent(tmp_path, place):
+    one, secret = own_task(tmp_path), "hf_" + "SomebodysOwnToken0123456789ab"
+    if place.startswith("recipes"):
+        with (tmp_path / place.removeprefix("recipes/")).open("a") as file:
+            file.write(f"\nhub_token: {secret}\n")
+    words = [*one.words, *(["--hub_token", secret] if place == "the command" else [])]
+    with pytest.raises(ConfigurationError, match=f"{place}.* holds a secret, and would be sent"):
+        pack(replace(one, words=words))
 
 
 def test_a_base_and_a_profile_are_sent_with_their_files(tmp_path):

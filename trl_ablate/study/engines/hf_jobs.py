@@ -9,13 +9,15 @@ the run's folder beside it when the run has ended. In the job, this module is th
 import io
 import os
 import pickle
+import random
 import re
 import shlex
 import sys
 import tarfile
 import tempfile
+import time
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,11 @@ BUNDLE, ENDED, CODE = "bundle.tar.gz", "ended", "code"
 ON_GPU, ON_CPU = "a10g-large", "cpu-upgrade"
 PASSING = (408, 429, 500, 502, 503, 504)
 """Status codes of temporary failures."""
+CONFLICTS = (409, 412)
+"""Status codes of a repository that takes another commit."""
+WAITS = [5.0 * 2**i for i in range(10)]
+"""Seconds before a commit is tried again, 85 minutes in all: all jobs share a repository, which
+takes one commit at a time, and so many an hour."""
 OVER = ("COMPLETED", "CANCELED", "ERROR", "DELETED")
 UNPACK = f"""
 import os, sys, tarfile
@@ -124,9 +131,9 @@ class JobsEngine(DetachedEngine):
         secrets = {**self._asked.get("secrets", {}), "HF_TOKEN": self._token}
         try:
             repo = self._repo = self._repo or self._made_repo()
-            self._api.upload_file(
-                path_or_fileobj=packed(bundle), path_in_repo=f"{folder}/{BUNDLE}", repo_id=repo,
-                repo_type=REPO_TYPE,
+            patiently(
+                self._api.upload_file, path_or_fileobj=packed(bundle), repo_id=repo,
+                repo_type=REPO_TYPE, path_in_repo=f"{folder}/{BUNDLE}",
             )  # fmt: skip
             boot = shlex.join(["python", "-c", UNPACK])
             job = self._api.run_job(
@@ -197,6 +204,18 @@ def packed(bundle: Bundle) -> bytes:
     return content.getvalue()
 
 
+def patiently(commit: Callable[..., Any], **keywords: Any) -> None:
+    """Commit, again while the Hub is busy."""
+    for seconds in WAITS:
+        try:
+            return commit(**keywords)
+        except HfHubHTTPError as error:
+            if error.response.status_code not in (*PASSING, *CONFLICTS):
+                raise
+        time.sleep(seconds * random.uniform(0.5, 1))
+    commit(**keywords)
+
+
 def _repo_of(call: str) -> str:
     return f"{call.split('/')[0]}/{REPO}"
 
@@ -208,9 +227,9 @@ def do_job(job: Path, repo: str, folder: str) -> int:
     with working(bundle, home, code=code, cwd=code) as process:
         exit_code = process.wait()
     (home / ENDED).write_text(str(exit_code))
-    HfApi().upload_folder(
-        repo_id=repo, repo_type=REPO_TYPE, folder_path=home, path_in_repo=folder,
-        ignore_patterns=[f"{bundle.name}.bundle/**", "**/checkpoint-*/**"],
+    patiently(
+        HfApi().upload_folder, repo_id=repo, repo_type=REPO_TYPE, folder_path=home,
+        path_in_repo=folder, ignore_patterns=[f"{bundle.name}.bundle/**", "**/checkpoint-*/**"],
     )  # fmt: skip
     return exit_code
 

@@ -29,6 +29,12 @@ APP = "trl-ablate"
 IMAGE = "nvidia/cuda:12.8.1-devel-ubuntu22.04"
 """It has compilers, which vLLM's kernels need; PyTorch includes its own CUDA."""
 CODE_FOLDER, WEIGHTS, DATA, RESULTS = "/code", "/weights", "/data", "/results"
+PASSING = tuple(
+    getattr(modal.exception, name)
+    for name in ("ConnectionError", "InternalError", "ResourceExhaustedError", "ServiceError")
+    if hasattr(modal.exception, name)  # 1.0 has only the first
+)
+"""Errors of the service, not of a call."""
 LONGEST = 24 * 3600
 """Modal's limit for the seconds of a call."""
 
@@ -120,7 +126,7 @@ class ModalEngine(DetachedEngine):
     def answer(self, call: str) -> int | None:
         try:
             return modal.FunctionCall.from_id(call).get(timeout=0)
-        except (TimeoutError, modal.exception.ConnectionError):
+        except (TimeoutError, *PASSING):
             return None
 
     def download(self, call: str, folder: str, target: Path) -> None:

@@ -226,10 +226,12 @@ def perform(bundle: Bundle, checkpoints: bool) -> Iterator[Piece]:
 
 def connect(address: str | None) -> None:
     """Join the cluster, and send its workers this package's code."""
-    if (address or "").startswith("ray://"):
+    own = address not in (None, "auto")  # else Ray looks at the variable
+    name, meant = ("--ray_address", address) if own else ("RAY_ADDRESS", os.getenv("RAY_ADDRESS"))
+    if (meant or "").startswith("ray://"):
         raise ConfigurationError(
-            f"--ray_address {address} is an address of Ray Client; run on the cluster's head node, "
-            "with --ray_address auto"
+            f"{name} {meant} is an address of Ray Client; run on the cluster's head node, with "
+            "--ray_address auto and no RAY_ADDRESS"
         )
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:

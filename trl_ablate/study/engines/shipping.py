@@ -46,6 +46,8 @@ NOT_CODE = (
     *("report.json", "xray.json", "runs.parquet"),
 )
 """What is not sent: caches, pages, pictures, and results of studies."""
+TEXTS = (".yaml", ".yml", ".py")
+"""Files that are sent only without secrets. Data may be large, and is sent as it is."""
 SECONDS_BETWEEN_QUESTIONS = 10.0
 DIES_WITH_ITS_PARENT = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
@@ -85,7 +87,15 @@ def pack(job: Job) -> Bundle:
         sent = next(names, "profile.yaml")
         files[sent] = profile.read_bytes()
         words[words.index("--profile") + 1] = sent
-    git = Masker(known_secrets([], words, None)).value(git_state(PACKAGE))
+    masker = Masker(known_secrets([], words, None))
+    texts = {name: content for name, content in files.items() if Path(name).suffix in TEXTS}
+    for name, content in {**texts, "the command line": "\n".join(rest).encode()}.items():
+        if not masker.is_clean(content):
+            raise ConfigurationError(
+                f"{name} holds a secret, and would be sent to another machine; remove it, and give "
+                "it to that machine as an environment variable"
+            )
+    git = masker.value(git_state(PACKAGE))
     return Bundle(job.directory.name, tuple(words), files, git, PROGRAM)
 
 
@@ -189,14 +199,15 @@ class DetachedProcess(Process):
     def poll(self) -> int | None:
         if self._code is None and time.monotonic() >= self._ask_at:
             self._ask_at = time.monotonic() + SECONDS_BETWEEN_QUESTIONS
+            reason = ""
             try:
                 answer = self._engine.answer(self._call)
             except Exception as error:  # the call failed, so it has ended, too
-                with self._job.log.open("a", encoding="utf-8") as log:
-                    log.write(f"{self._engine.name}: {short(error)}\n")
-                answer = 1
+                answer, reason = 1, f"{self._engine.name}: {short(error)}\n"
             if answer is not None:
                 self._fetch()
+                with self._job.log.open("a", encoding="utf-8") as log:
+                    log.write(reason)  # below what the run printed: the last line tells why
                 self._job.away.unlink()
                 self._code = answer
         return self._code
