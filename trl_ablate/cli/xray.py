@@ -45,9 +45,11 @@ def show_for_plan(study: Path, profile: str | None, planned: "Plan", store: "Run
 def saved_runs(result: "Xray", plan: "Plan", store: "RunStore") -> Iterator[str]:
     """A line for each arm whose runs can be saved, and the total.
 
-    The runs of an inert arm repeat those of the arm that it is compared with, if both take one step
-    with a gradient, and the same one. An arm that only rescales is named, too, but its runs are
-    kept in the count: what it does without Adam, or to clipping by norm, is not seen here.
+    The runs of an inert arm repeat those of the arm that it is compared with, if they have its
+    seeds and all that differs is known to have no effect: the same gradient at one point, as of a
+    KL penalty at its start, proves nothing about later ones. An arm that only rescales is named,
+    too, but its runs are kept in the count: what it does without Adam, or to clipping by norm, is
+    not seen here.
     """
     saved, arms = 0, {arm.name: arm for arm in plan.arms}
     for arm in plan.arms:
@@ -59,12 +61,13 @@ def saved_runs(result: "Xray", plan: "Plan", store: "RunStore") -> Iterator[str]
         if not words <= {"inert", "only rescales"}:
             continue
         one_step = all(p.arms[name].steps == 1 for p in result.points for name in (arm.name, other))
-        if not one_step or steps_differ(arm, arms[other]):
-            factor = " but for a factor" * (words != {"inert"})
+        inert = words == {"inert"}
+        if not one_step or not (repeats if inert else same_steps)(arm, arms[other]):
+            factor = " but for a factor" * (not inert)
             yield (
                 f"{arm.name}: the same gradient as {other}{factor} here; its {runs} runs may differ"
             )
-        elif words == {"inert"}:
+        elif inert:
             saved += runs
             yield f"{arm.name}: its {runs} runs repeat those of {other}; leave it out"
         else:
@@ -76,12 +79,22 @@ def saved_runs(result: "Xray", plan: "Plan", store: "RunStore") -> Iterator[str]
     yield f"{saved} of {total} runs to do can be saved"
 
 
-def steps_differ(arm: "PlannedArm", other: "PlannedArm") -> bool:
-    """Whether two arms turn a gradient into different steps, or take another number of them."""
+def repeats(arm: "PlannedArm", other: "PlannedArm") -> bool:
+    """Whether the seeds of two arms are the same, and no setting that differs has an effect."""
+    seeds, others = ([run.seed for run in each.runs] for each in (arm, other))
+    return seeds == others and {*_differing(arm, other)} <= arm.inert.keys()
+
+
+def same_steps(arm: "PlannedArm", other: "PlannedArm") -> bool:
+    """Whether two arms take the same step with a gradient, and as many of them."""
     from trl_ablate.switches import named
 
-    differ = [key for key, value in arm.values.items() if value != other.values.get(key)]
-    return any(key.startswith(OF_A_STEP) or key in named("length") for key in differ)
+    differ = _differing(arm, other)
+    return not any(key.startswith(OF_A_STEP) or key in named("length") for key in differ)
+
+
+def _differing(arm: "PlannedArm", other: "PlannedArm") -> list[str]:
+    return [key for key, value in arm.values.items() if value != other.values.get(key)]
 
 
 def show_outcomes(options: argparse.Namespace) -> int:

@@ -38,6 +38,8 @@ class Question:
     readme: bool = False
     worlds: dict[str, str] = field(default_factory=dict)
     """Study -> its world, for an answer that is looked for in several worlds."""
+    cells: dict[str, list[str]] = field(default_factory=dict)
+    """Words -> two cells of factorial studies, for such an answer."""
 
     @property
     def studies(self) -> list[str]:

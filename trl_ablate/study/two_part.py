@@ -97,6 +97,8 @@ class TwoPart:
     shares: Shares | None = None
     means: Means | None = None
     """None with fewer than eight successes in either arm."""
+    everyone: Means | None = None
+    """All runs, those that fail too. No verdict rests on it."""
     levels: tuple[float, float] = (0.0, 0.0)
     """Of the shares and of the means, at this look."""
     p_difference: float = 1.0
@@ -183,6 +185,7 @@ def _look(
     counts = (len(good), len(arm)), (len(best), len(reference))
     shares = Shares(*counts, fisher_p(*counts[0], *counts[1]))
     means = welch(good, best, noise) if min(len(good), len(best)) >= FEWEST else None
+    everyone = welch(arm, reference, noise) if min(len(arm), len(reference)) > 1 else None
     verdict = Verdict.UNDECIDED
     if shares.p <= levels[0]:
         fewer = len(good) * len(reference) < len(best) * len(arm)
@@ -191,7 +194,7 @@ def _look(
         verdict = Verdict.BETTER if means.difference > 0 else Verdict.WORSE
     elif means and margin and shares.p > DOUBTFUL and means.equivalence_p(margin) <= levels[1]:
         verdict = Verdict.EQUIVALENT
-    return TwoPart(verdict, len(arm), threshold, shares, means, levels)
+    return TwoPart(verdict, len(arm), threshold, shares, means, everyone, levels)
 
 
 def _with_p(seen: TwoPart, before: TwoPart, share: float, margin: float | None) -> TwoPart:

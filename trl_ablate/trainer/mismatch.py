@@ -76,7 +76,7 @@ class MismatchCorrection:
         shown = loss_pass.shown
         if self._limit is not None and SAMPLING_LOGPS in loss_pass.inputs:
             loss_pass.reject_far_rows(self._limit)
-        if self.saves_a_forward:
+        if self.saves_a_forward and "importance_sampling_ratio" not in shown:
             ratio = self.ratio(loss_pass.logps_NT, shown, loss_pass.mask_NT)
             shown["importance_sampling_ratio"] = ratio
 

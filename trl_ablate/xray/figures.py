@@ -281,7 +281,7 @@ def verdict_of(
     moved = {name: one if (one := found.shifts[name]) >= SHIFTED else 0.0 for name in NAMED}
     reweights = dict(sorted(moved.items(), key=lambda item: -item[1]))
     named = [name for name, share in reweights.items() if share]
-    least = SAME if floor is None else max(floor, LEAST_FLOOR)
+    least = SAME if floor is None else min(SAME, max(floor, LEAST_FLOOR))
     if math.isnan(cosine):
         of_reference = math.isnan(plain.norm_ratio) and not math.isnan(plain.cosine_batch)
         words = "no gradient" + " of the reference" * of_reference

@@ -31,6 +31,8 @@ from trl_ablate.xray.trainer import Sources, XrayTrainer
 
 ADAM_EPS = 1e-8
 OPTIMIZER = "optimizer.pt"
+OF_THE_RECIPE = ("lr", "weight_decay")
+"""Settings of an optimizer that its state in a checkpoint does not replace."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ def make_trainer(
         engine: start the arm's vLLM; only drawing needs it.
         changes: further settings.
     """
+    if resolved.config.fp16:
+        raise ConfigurationError(
+            "an X-ray needs every gradient, and fp16 skips those that overflow; use --bf16 true or "
+            "--fp16 false"
+        )
     logging.disable_progress_bar()
     config = copy.copy(resolved.config)
     settings = {
@@ -140,8 +147,12 @@ def load_optimizer(trainer: XrayTrainer, point: Point) -> None:
         return
     state = torch.load(file, map_location=trainer.args.device, weights_only=True)
     optimizer: Any = trainer.optimizer
+    groups = optimizer.param_groups
+    own = [{key: group[key] for key in OF_THE_RECIPE if key in group} for group in groups]
     try:
         optimizer.load_state_dict(state)
+        for group, settings in zip(optimizer.param_groups, own, strict=True):
+            group |= {**settings, "initial_lr": settings["lr"]}
     except ValueError as error:
         raise ConfigurationError(
             f"{file} is the state of another optimizer or model ({error}); delete it, and the "
@@ -166,7 +177,7 @@ def take(
         draws: rollout batches may be missing; they are drawn, and no classes are summed.
     """
     per_batch = resolved.config.optimizer_steps_per_rollout
-    engine = draws and resolved.config.use_vllm
+    engine = draws and resolved.config.use_vllm and sources.recorded is None
     trainer = make_trainer(resolved, sources, steps=per_batch * sources.batches, engine=engine)
     load_point(trainer, point)
     taker = GradientTaker(trainable(trainer), per_batch, sources.seed, point.divisors, estimates)

@@ -93,7 +93,9 @@ class XrayTrainer(AblationTrainer):
                     prompt_ids, images, multimodal_fields, num_generations, **kwargs
                 )
             else:
-                drawn = self._of_record(self._sources.recorded, len(prompt_ids)), None
+                ids = self._of_record(self._sources.recorded, len(prompt_ids))
+                own = self.args.knows_sampler  # no other log-probabilities of theirs are known
+                drawn = ids, self._sampler_logps(prompt_ids, ids) if own else None
             self._drawn = {"prompt_ids": prompt_ids, "completion_ids": drawn[0]}
             self._drawn["sampling_logps"] = drawn[1]
             return drawn
@@ -142,6 +144,11 @@ class XrayTrainer(AblationTrainer):
         local = self._setting().local_rows(len(batch["prompt_mask"]))
         if self._apart:
             batch["old_per_token_logps"] = self._stored_logps(batch, local)
+            if self.mismatch.saves_a_forward or "importance_sampling_ratio" in batch:
+                ratio = self.mismatch.ratio(
+                    batch["old_per_token_logps"], batch, response_mask(batch)
+                )
+                batch["importance_sampling_ratio"] = ratio  # that of the weights that sampled
         stored = sum(map(len, self._completion_ids))
         self._left = int(response_mask(batch).sum())
         self.lost_tokens["stored"] += stored
@@ -170,7 +177,7 @@ class XrayTrainer(AblationTrainer):
         """Store the batch that was drawn, with the rows of all processes."""
         drawn = {name: rows and [list(row) for row in rows] for name, rows in self._drawn.items()}
         lengths = [len(ids) for ids in drawn["completion_ids"]]
-        logps_NT = self._logps(found.batch, lengths)
+        logps_NT = self._logps_of_all(found.batch, lengths)
         drawn["logps"] = [row[:n] for row, n in zip(logps_NT.tolist(), lengths, strict=True)]
         batch = RolloutBatch(
             **{name: rows and gather_object(rows) for name, rows in drawn.items()},
@@ -180,7 +187,7 @@ class XrayTrainer(AblationTrainer):
         )
         self._folder.put(self._number, batch, write=self.accelerator.is_main_process)
 
-    def _logps(self, batch: Batch, lengths: list[int]) -> torch.Tensor:
+    def _logps_of_all(self, batch: Batch, lengths: list[int]) -> torch.Tensor:
         """Of every completion, also of those that the loss masks."""
         places_T = torch.arange(batch["completion_ids"].size(1))
         mask_NT = (places_T < torch.tensor(lengths).unsqueeze(1)).to(batch["prompt_mask"])

@@ -155,27 +155,23 @@ def test_claims_are_corrected_over_the_page(written):
     assert line.format(" ‡") in page(4)
 
 
-def test_which_effects_keep_their_sign_in_other_worlds(written):
-    def world(*estimates: tuple[float, str]) -> dict[str, Any]:
-        names = zip("abcde", estimates, strict=True)
-        return report({}, [effect([n], [0, 1], e, v, f"{n}.") for n, (e, v) in names])
+def test_cells_of_factorial_studies_stand_side_by_side(written):
+    def world(*means: float) -> dict[str, Any]:
+        found = report({"b": arm("better")}, [effect(["f"], ["a", "b"], 0.1, "better", "f.")])
+        found["details"]["means"] = dict(zip("ab", means, strict=True))
+        return found
 
-    same = "not distinguishable"
-    reports = {
-        "one": world(
-            (0.3, "better"), (0.2, "better"), (0.1, "better"), (0.1, same), (0.4, "better")
-        ),
-        "two": world((0.2, same), (-0.3, "worse"), (0.1, same), (-0.1, "worse"), (0.0, same)),
-    }
-    rows = [asked(part="carry", worlds={"one": "small", "two": "large", "three": "other"})]
-    pages = written(rows, reports)
-    table = section(pages["FINDINGS.md"], "Other bases and worlds").splitlines()
+    reports = {"one": world(0.2, 0.5), "two": world(0.4, 0.3)}
+    row = asked(part="carry", worlds={"one": "small", "two": "large", "three": "other"})
+    page = written([row | {"cells": {"b for a": ["b", "a"]}}], reports)["FINDINGS.md"]
     worlds = "[small](one/REPORT.md) | [large](two/REPORT.md) | other"
-    assert table[0] == f"| What of one? | {worlds} | same |"
-    assert [line.split(" | ")[0][2:] + ":" + line.split(" | ")[-1][:-2] for line in table[2:]] == [
-        "a 1:yes", "b 1:no", "c 1:cannot say", "e 1:no",  # of e, the intervals lie apart
+    assert section(page, "Other bases and worlds").splitlines() == [
+        f"| What of one? | {worlds} | same |", "| --- | --- | --- | --- | --- |",
+        "| b for a | +0.300 (5) | −0.100 (5) | – | cannot say |",
     ]  # fmt: skip
-    assert section(pages["FINDINGS.md"], "Not run yet") == "- What of one? other (three)"
+    assert section(page, "Not run yet") == "- What of one? other (three)"
+    with pytest.raises(ConfigurationError, match="'x' has b, c; name two cells of one, such as a"):
+        written([row | {"cells": {"x": ["b", "c"]}}], reports)
 
 
 def test_which_arms_keep_their_verdict_on_other_bases(written):
@@ -337,7 +333,7 @@ def test_real_factorial_and_tuned_reports_are_read(tmp_path):
         report_study(plan, write(plan, tmp_path / f"runs_{name}"), file, file.parent)
     asked_of = [Question("Q?", "factors", "one"), Question("Q?", "papers", "two")]
     one, two = find(asked_of, tmp_path)
-    assert [effect.words for effect in one.strong_effects][0] == "scale none"
+    assert one.strong_effects[0].numbers["factor"] == "scale"
     assert all(effect.sentence for effect in one.strong_effects)
     assert [(found.arm, found.against, found.kind) for found in two.arms] == [
         ("b", "grpo", "worse")

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from tests.support.xray_cases import small_xray
@@ -12,6 +13,7 @@ from trl_ablate.cli.main import main
 from trl_ablate.cli.xray import folder_for, saved_runs
 from trl_ablate.recipe.places import study_path
 from trl_ablate.study.definition import load_study
+from trl_ablate.trainer.mismatch import MismatchCorrection
 from trl_ablate.xray import plots, xray
 from trl_ablate.xray.chosen_arms import arms_of
 
@@ -84,6 +86,22 @@ def test_clipping_shows_at_a_drift(tiny_model, rollouts):
     assert away["drift"] == 8
     assert away["verdict"] != "inert"
     assert away["tokens"]["clipped"] == 0 < entry(result, arms[0], 1)["tokens"]["clipped"]
+
+
+@pytest.mark.slow
+def test_at_a_drift_the_samplers_ratio_is_that_of_the_weights_that_sampled(tiny_model, monkeypatch):
+    record, ratios = MismatchCorrection.record, []
+
+    def seen(self: MismatchCorrection, loss_pass: Any) -> None:
+        ratios.append(loss_pass.shown["importance_sampling_ratio"].clone())
+        record(self, loss_pass)
+
+    monkeypatch.setattr(MismatchCorrection, "record", seen)
+    changes = {"sampler_dtype": "bfloat16", "per_device_train_batch_size": 16}
+    xray(["grpo", "grpo"], (), 1, drift=8, overrides=small_xray(tiny_model, **changes))
+    first, *others = ratios
+    assert len(others) > 8 and not torch.allclose(first, torch.ones_like(first), atol=1e-4)
+    assert all(torch.allclose(ratio, first, atol=1e-3) for ratio in others)
 
 
 @pytest.mark.slow
@@ -199,7 +217,7 @@ MAY_DIFFER = [
         ("surrogate", 1, REPEATS),
         ("surrogate", 8, MAY_DIFFER),
         *((name, 1, MAY_DIFFER)
-          for name in ("learning_rate", "lr_scheduler_type", "optim", "weight_decay",
+          for name in ("beta", "learning_rate", "lr_scheduler_type", "optim", "weight_decay",
                        "max_grad_norm", "grpo_steps", "max_steps")),
     ],
 )  # fmt: skip
@@ -210,8 +228,8 @@ def test_runs_are_saved_only_where_the_same_step_is_taken(setting, steps, expect
         against=dict.fromkeys(names, "grpo"),
         points=[SimpleNamespace(arms=dict.fromkeys(names, inert))],
     )
-    runs = {name: SimpleNamespace(id=name) for name in names}
-    arms = [SimpleNamespace(name=name, runs=[run], values={setting: name})
+    runs = {name: SimpleNamespace(id=name, seed=0) for name in names}
+    arms = [SimpleNamespace(name=name, runs=[run], values={setting: name}, inert={"surrogate": ""})
             for name, run in runs.items()]  # fmt: skip
     plan: Any = SimpleNamespace(arms=arms, runs=lambda: runs)
     store: Any = SimpleNamespace(state=lambda run: SimpleNamespace(done=False))

@@ -29,11 +29,8 @@ class Factorial:
     @property
     def averages_mislead(self) -> bool:
         """Whether a run collapsed, or cells differ in ways that the model has not or in spread."""
-        from scipy.stats import levene
-
         misfit = self.fit.misfit_p() if self.fit else None
-        repeated = [values for values in self.outcomes.values() if len(values) > 2]
-        spread = float(levene(*repeated).pvalue) if len(repeated) > 1 else None
+        spread = spread_p([values for values in self.outcomes.values() if len(values) > 2])
         return bool(self.collapsed) or any(p is not None and p < ALPHA for p in (misfit, spread))
 
     def by_cell(self, effect: Effect) -> bool:
@@ -159,6 +156,15 @@ def _entry(found: Factorial, effect: Effect) -> dict[str, Any]:
         **({"by_cell": True} if found.by_cell(effect) else {}),
         **({"aliases": [found.name(term) for term in effect.aliases]} if effect.aliases else {}),
     }
+
+
+def spread_p(cells: Sequence[Sequence[float]]) -> float | None:
+    """Of equal variances, by Bartlett's test: Levene's sees nothing in cells of three runs. None if
+    too few cells have some variance."""
+    from scipy.stats import bartlett
+
+    varied = [values for values in cells if len({*values}) > 1]
+    return float(bartlett(*varied).pvalue) if len(varied) > 1 else None
 
 
 def index_of(levels: Sequence[Any], value: Any) -> int:

@@ -105,10 +105,11 @@ def _run(log: Log, naming: Naming) -> Run:
         seed = _whole(named, log.name)
     points: dict[str, Series] = {}
     for row in log.rows:
+        step = row.get("grpo_step")
         for metric, value in row.items():
             if metric != "step" and value is not None and math.isfinite(value):
                 series = points.setdefault(metric, Series())
-                series.steps.append(row["step"])
+                series.steps.append(row["step"] if step is None else step)
                 series.values.append(value)
     return Run(
         arm=stated.get("arm") or log.owner.arm or arm,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.json_files import read_object
 from trl_ablate.study.questions_list import Question
 from trl_ablate.study.report.numbers import MIXED, NOTHING, number, signed, within
@@ -53,6 +54,19 @@ class ArmFound:
         return within(of["difference"], of["low"], of["high"]) + marks
 
     @property
+    def over_all(self) -> str:
+        """The difference over all runs, those that fail too, where runs are judged in two parts."""
+        known = self.numbers.get("all_runs")
+        return within(*known) if known else NOTHING
+
+    @property
+    def verdict(self) -> str:
+        """The verdict; of an equivalent arm, with its margin."""
+        if self.kind is Verdict.EQUIVALENT:
+            return f"{self.kind} within {self.numbers['equivalence_margin']:g}"
+        return self.kind
+
+    @property
     def successes(self) -> str:
         """How many runs succeed, where the study is judged in two parts."""
         if not self.numbers.get("successes"):
@@ -92,7 +106,7 @@ class ArmFound:
 
     @property
     def estimate(self) -> str:
-        return f"{self.kind}, {self.difference} ({self.runs})"
+        return f"{self.verdict}, {self.difference} ({self.runs})"
 
     def kept(self, others: Sequence[Any]) -> str:
         """Whether the others have the same verdict; one that is open says nothing."""
@@ -132,7 +146,6 @@ class ArmFound:
 class EffectFound:
     """The answer on one effect of a factorial study."""
 
-    words: str
     numbers: Json
     """Its entry among the effects of `report.json`."""
     sentence: str | None
@@ -141,35 +154,24 @@ class EffectFound:
     def is_strong(self) -> bool:
         return Verdict(self.numbers["verdict"]).differs
 
+
+@dataclass(frozen=True)
+class CellsFound:
+    """How far a cell of a factorial study ends above another. An average over cells of which some
+    are destroyed would mislead."""
+
+    words: str
+    difference: float
+    runs: int
+    """Of each cell."""
+
     @property
     def estimate(self) -> str:
-        of = self.numbers
-        return NOTHING if of["estimate"] is None else within(of["estimate"], of["low"], of["high"])
-
-    @property
-    def excludes_0(self) -> bool:
-        low, high = self.numbers["low"], self.numbers["high"]
-        return low is not None and (low > 0 or high < 0)
-
-    @property
-    def sign(self) -> int:
-        estimate = self.numbers["estimate"] or 0.0
-        return (estimate > 0) - (estimate < 0)
-
-    def is_apart(self, other: "EffectFound") -> bool:
-        """Whether no value lies in both intervals."""
-        of, limits = self.numbers, other.numbers
-        if of["low"] is None or limits["low"] is None:
-            return False
-        return of["high"] < limits["low"] or limits["high"] < of["low"]
+        return f"{signed(self.difference)} ({self.runs})"
 
     def kept(self, others: Sequence[Any]) -> str:
-        """Whether the others have the same sign. An interval that contains 0 shows none; but it
-        shows another effect if it lies apart."""
-        same = [other.sign == self.sign and other.excludes_0 for other in others]
-        if any(self.is_apart(other) and not it for other, it in zip(others, same, strict=True)):
-            return "no"
-        return "yes" if others and all(same) else CANNOT_SAY
+        """Unknown, without an interval."""
+        return CANNOT_SAY
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,7 @@ class Found:
     report: Json | None
     arms: Sequence[ArmFound] = ()
     effects: Sequence[EffectFound] = ()
+    cells: Sequence[CellsFound] = ()
     worlds: Sequence["Found"] = ()
     """The same question in each of its worlds, if it has some."""
     missing: Sequence[str] = ()
@@ -237,12 +240,12 @@ class Found:
         return f"{self.asked.question}{missing} ({self.asked.study})"
 
     @property
-    def over_worlds(self) -> Iterator[tuple[str, list[ArmFound | EffectFound | None], str]]:
-        """The arms, and the effects that are seen in the first world: name, in each world, whether
-        an effect keeps its sign, or an arm its verdict."""
-        each = [{of.words: of for of in (*world.arms, *world.effects)} for world in self.worlds]
+    def over_worlds(self) -> Iterator[tuple[str, list[ArmFound | CellsFound | None], str]]:
+        """The arms, or differences of cells: name, in each world, whether an arm keeps its
+        verdict."""
+        each = [{of.words: of for of in (*world.arms, *world.cells)} for world in self.worlds]
         for world in self.worlds[:1]:
-            for first in (*world.arms, *(effect for effect in world.effects if effect.is_strong)):
+            for first in (*world.arms, *world.cells):
                 known = [found.get(first.words) for found in each]
                 yield first.words, known, first.kept([other for other in known[1:] if other])
 
@@ -307,23 +310,21 @@ def with_xray(found: Sequence[Found]) -> list[tuple[str, ArmFound]]:
 
 def _with_worlds(asked: Question, folder: Path) -> Found:
     each = [
-        _found(Question(f"{asked.question} {world}", asked.part, study, asked.arms), folder)
+        _found(replace(asked, question=f"{asked.question} {world}", study=study, worlds={}), folder)
         for study, world in asked.worlds.items()
     ]
     return Found(asked, None, worlds=each)
 
 
-def _effect_name(entry: Json) -> str:
-    """`baseline none`, or `baseline none × length_norm constant`."""
-    if "factors" not in entry:
-        return f"{entry['factor']} {_level(entry['levels'])}"
-    pairs = zip(entry["factors"], entry["levels"], strict=True)
-    return " × ".join(f"{name} {_level(levels)}" for name, levels in pairs)
-
-
-def _level(levels: Sequence[Any]) -> str:
-    value = levels[1]
-    return f"{value:g}" if isinstance(value, float) else str(value).lower()
+def _cells(words: str, pair: Sequence[str], report: Json, study: str) -> CellsFound:
+    means = report["details"]["means"]
+    if len(pair) != 2 or not {*pair} <= means.keys():
+        raise ConfigurationError(
+            f"cells: '{words}' has {', '.join(pair)}; name two cells of {study}, such as "
+            f"{min(means)}"
+        )
+    compared = next(report["arms"][cell] for cell in pair if cell in report["arms"])
+    return CellsFound(words, means[pair[0]] - means[pair[1]], compared["collapsed"][1])
 
 
 def _found(asked: Question, folder: Path) -> Found:
@@ -333,8 +334,9 @@ def _found(asked: Question, folder: Path) -> Found:
     if report["effects"]:
         pairs = zip(report["effects"], report["details"]["sentences"], strict=True)
         every_cell = all(cell["pairs"] for cell in report["arms"].values())
-        effects = [EffectFound(_effect_name(entry), entry, text) for entry, text in pairs]
-        return Found(asked, report, effects=effects if every_cell else ())
+        effects = [EffectFound(entry, text) for entry, text in pairs] if every_cell else ()
+        cells = [_cells(words, pair, report, asked.study) for words, pair in asked.cells.items()]
+        return Found(asked, report, effects=effects, cells=cells)
     names = asked.arms or {name: name for name in report["arms"]}
     known = [name for name in names if name in report["arms"]]
     seen = [name for name in known if report["arms"][name]["pairs"]]

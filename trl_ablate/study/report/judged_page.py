@@ -24,16 +24,17 @@ VERDICTS_NOTE = (
     "A run succeeds from its group's threshold on. The share of successes has its exact 95 % "
     "interval and the p-value of Fisher's exact test against the group's first arm; the mean is "
     "over the runs that succeed, with a 95 % t interval, and its difference with that of Welch's "
-    "test, from three successes of each on. p is over both parts, corrected (Holm) over the arms "
-    "of a group. 'Runs needed' is about how many of each arm decide, with 80 % probability, if "
-    "what was seen is true."
+    "test, from three successes of each on. Intervals are of one comparison alone; p, on which "
+    "verdicts rest, is over both parts, corrected (Holm) over the arms of a group. 'Runs needed' "
+    "is about how many of each arm decide, by shares or by means, with 80 % probability, if what "
+    "was seen is true, which so few runs hardly show."
 )
 POOLED_NOTE = (
     "Odds of success over those of {reference}, common to the groups, with the exact conditional "
     "test of Cochran, Mantel and Haenszel; the mean of the differences by a random-effects model "
-    "(Paule-Mandel, Hartung-Knapp) over the groups that have one, the share of their variance that "
-    "is between groups (I²), and where a new group's true difference lies with 95 %. 'Without "
-    "one' is the range over the groups left out one by one, of three or more."
+    "(Paule-Mandel, Hartung-Knapp) over the groups with three successes of each, the share of "
+    "their variance that is between groups (I²), and where a new group's true difference lies with "
+    "95 %. 'Without one' is the range over the groups left out one by one, of three or more."
 )
 
 

@@ -14,9 +14,9 @@ Each time, all is computed again from run directories, or from a CSV file of pub
                  "sentences": [the sentence of each effect, or null]}}
 
 `arms` has every arm that is compared, with "threshold", "successes" (of the arm and of its
-reference) and "shares_p" where runs are judged in two parts. The two p-values hold over all looks
-and parts, of one arm alone: `benjamini_hochberg` takes those of a page. Numbers that are not known
-are null.
+reference), "shares_p" and "all_runs" (the difference over all runs, with its own 95 % interval)
+where runs are judged in two parts. The two p-values hold over all looks and parts, of one arm
+alone: `benjamini_hochberg` takes those of a page. Numbers that are not known are null.
 """
 
 import csv
@@ -53,7 +53,7 @@ from trl_ablate.study.report.verdicts import agreement, disagreement, found_of
 from trl_ablate.study.report.xray_outcomes import xray_section
 from trl_ablate.study.runs import analysis_of, up_to_next_look
 from trl_ablate.study.store import RunStore, id_of
-from trl_ablate.study.two_part import TwoPart
+from trl_ablate.study.two_part import ALPHA, TwoPart
 
 CURVES_ABOUT = (
     "{metric} against GRPO steps, and time or tokens, gradient norm, response length and entropy; "
@@ -305,9 +305,10 @@ def _arm(name: str, analysis: Analysis) -> dict[str, Any]:
 
 
 def _two_part(found: TwoPart) -> dict[str, Any]:
-    shares = found.shares
+    shares, everyone = found.shares, found.everyone
     return {
         "threshold": found.threshold,
         "successes": shares and [shares.arm, shares.reference],
         "shares_p": shares and shares.p,
+        "all_runs": everyone and [everyone.difference, *everyone.interval(ALPHA)],
     }

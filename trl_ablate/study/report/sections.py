@@ -28,10 +28,11 @@ from trl_ablate.study.report.numbers import (
     number,
     p_value,
     step,
+    within,
 )
-from trl_ablate.study.report.stats import Comparison, t_interval
+from trl_ablate.study.report.stats import ALPHA, Comparison, t_interval
 from trl_ablate.study.report.verdicts import difference_of
-from trl_ablate.study.two_part import Shares, clopper_pearson
+from trl_ablate.study.two_part import Means, Shares, clopper_pearson
 from trl_ablate.switches import named
 
 LOOKS_NOTE = (
@@ -53,7 +54,8 @@ TWO_PART_NOTE = (
     "runs that succeed (Welch), with no variance below that of one run's evaluation; its interval "
     "covers with 95 % over all comparisons and looks together (of an equivalent arm: that of the "
     "two one-sided tests). 'p' is corrected for the parts and the looks, not for the comparisons; "
-    "verdicts are corrected for them, too (Bonferroni)."
+    "verdicts are corrected for them, too (Bonferroni). The difference over all runs, those that "
+    "fail too, has its own 95 % interval; no verdict rests on it."
 )
 RUNS_NOTE = (
     "A run has collapsed when it ends below half of its best and the loss is more than noise "
@@ -152,6 +154,9 @@ def successes_table(analysis: Analysis) -> Section:
         low, high = shares.intervals[which]
         return f"{k} of {n} [{low:.2f}, {high:.2f}]"
 
+    def all_runs(means: Means | None) -> str:
+        return within(means.difference, *means.interval(ALPHA)) if means else NOTHING
+
     columns: Columns = [
         ("arm", lambda c: c.arm),
         ("against", lambda c: analysis.reference_of(c.arm).name),
@@ -162,6 +167,7 @@ def successes_table(analysis: Analysis) -> Section:
         ("p of the shares", lambda c: p_value((s := of(c)) and s.p)),
         ("difference where runs succeed", lambda c: difference(c.difference)),
         ("p", lambda c: p_value(c.p)),
+        ("difference over all runs", lambda c: all_runs(c.two_part and c.two_part.everyone)),
     ]
     return table("Comparisons", analysis.decisive.values(), columns, TWO_PART_NOTE, 3)
 

@@ -32,7 +32,7 @@ from trl_ablate.study.report.document import Columns, Section, table
 from trl_ablate.study.report.found_answers import Found, with_xray
 from trl_ablate.study.report.numbers import difference, number
 from trl_ablate.study.report.stats import Interval
-from trl_ablate.study.store import RunStore
+from trl_ablate.study.store import DONE, RunStore
 from trl_ablate.study.xray_file import XRAY, Point, read_xray, xray_folder
 
 DRAWS = 2_000
@@ -240,7 +240,7 @@ def _finals(runs_csv: Path) -> tuple[dict[str, list[float]], Counter[str]]:
     with runs_csv.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             value = next((row[name] for name in row if name.startswith(FINAL)), "")
-            if value:
+            if value and row.get("status", "finished") in DONE:
                 finals.setdefault(row["arm"], []).append(float(value))
                 collapsed[row["arm"]] += bool(row["collapsed_at"])
     return finals, collapsed
