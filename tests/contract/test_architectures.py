@@ -209,9 +209,10 @@ def saved(model, tokenizer_of, folder):
 
 
 def test_it_is_said_that_microbatches_stay_padded(make_trainer, tiny_model, tmp_path, caplog):
-    make_trainer(model=saved(small_model("gpt2"), tiny_model, tmp_path / "model"))
+    gpt2 = saved(small_model("gpt2"), tiny_model, tmp_path / "model")
+    make_trainer(model=gpt2)
     assert "'gpt2': microbatches keep TRL's padding: this model type was not" in caplog.text
     caplog.clear()
-    make_trainer(trim_microbatches=False)
+    make_trainer(model=gpt2, trim_microbatches=False)
     make_trainer()
     assert "keep TRL's padding" not in caplog.text

@@ -18,7 +18,7 @@ from transformers import (
     LogitsProcessor,
 )
 
-from trl_ablate.trainer import short_forward
+from trl_ablate.trainer import ablation, short_forward
 from trl_ablate.trainer.decoding import (
     decode,
     made_of_uniform_draws,
@@ -355,15 +355,21 @@ def test_how_often_a_prompt_is_repeated():
     ],
     ids=str,
 )
-def test_a_training_is_the_same_with_and_without(make_trainer, settings):
-    found = []
+def test_a_training_is_the_same_with_and_without(make_trainer, monkeypatch, settings):
+    found, dropping = [], []
+
+    def noted(*given):
+        dropping.append(drop)
+        return without_ended_rows(*given)
+
+    monkeypatch.setattr(ablation, "without_ended_rows", noted)
     for drop in (True, False):
         trainer = make_trainer(drop_ended_rows=drop, max_completion_length=40, **settings)
         trainer.train()
         weights = torch.cat([one.detach().flatten() for one in trainer.model.parameters()])
         found.append((weights, [row.get("eval_reward") for row in trainer.state.log_history]))
     assert torch.equal(found[0][0], found[1][0])
-    assert found[0][1] == found[1][1]
+    assert found[0][1] == found[1][1] and {*dropping} == {True}
 
 
 @pytest.mark.slow

@@ -18,11 +18,7 @@ def test_folders_of_the_user_are_kept_and_not_counted(make_trainer, tmp_path, be
     )  # fmt: skip
     trainer.train()
     left = {path.name for path in (tmp_path / "run").glob("*checkpoint*")}
-    newest = {"checkpoint-2", "checkpoint-3"}
-    assert left - newest == set(MINE)
-    if best:
-        assert left & newest <= {"checkpoint-3", trainer.state.best_model_checkpoint[-12:]}
-    else:
-        assert left & newest == newest
+    kept = {trainer.state.best_model_checkpoint[-12:]} if best else {"checkpoint-2", "checkpoint-3"}
+    assert left == {*MINE, *kept}
     for name in MINE:
         assert (tmp_path / "run" / name / "model.safetensors").read_text() == "mine"

@@ -159,12 +159,14 @@ def test_the_effective_sample_size_by_hand():
 
 
 def test_evaluation_is_by_the_policy(make_trainer):
-    """Its completions are those of a trainer whose sampler is the policy."""
-    found = []
-    for settings in ({}, {"sampler_dtype": "int8", "rollout_staleness": 2}):
-        trainer = make_trainer(num_generations_eval=1, **settings)
-        found.append(trainer.evaluate()["eval_reward"])
-    assert found[0] == found[1]
+    """Also after a training by other weights."""
+    settings = {"sampler_dtype": "int8", "rollout_staleness": 2, "num_generations_eval": 1}
+    trainer, _, sampled = watched(make_trainer, **settings)
+    trained = len(sampled)
+    trainer.evaluate()
+    assert not torch.equal(sampled[trained - 1], weights(trainer))
+    assert len(sampled) > trained
+    assert all(torch.equal(one, weights(trainer)) for one in sampled[trained:])
 
 
 @pytest.mark.parametrize("evaluates", [False, True])

@@ -56,4 +56,4 @@ def test_parts_run_at_toy_size(tmp_path, names):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 def test_every_part_runs_on_a_gpu(tmp_path):
     parts, _ = bench_gpu(tmp_path)
-    assert {one["status"] for one in parts.values()} <= {"ok", "skipped"}
+    assert all(part["status"] == "ok" for name, part in parts.items() if name != "engine")

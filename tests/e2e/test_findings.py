@@ -83,6 +83,7 @@ KEPT = [
     file for file in sorted(SHIPPED.glob("studies/*/study.yaml"))
     if beside(file).is_file() and (file.parent / "report.json").is_file()
 ]  # fmt: skip
+assert len(KEPT) > 20
 
 
 @pytest.mark.slow

@@ -92,7 +92,7 @@ def trained(world: dict[str, Any], name: str, value: Any) -> str:
         in_words = sentence and "\n" not in sentence and len(sentence) < 2000
         return "refused" if in_words and not loaded else f"refused late: {sentence}"
     except Exception as error:
-        if any(sign in str(error) for sign in DIVERGES):
+        if any(sign in str(error) for sign in DIVERGES) and value == value:  # NaN is refused
             return "diverged"
         return "".join(traceback.format_exception_only(error)) + traceback.format_exc()[-500:]
 

@@ -59,9 +59,10 @@ def runner(store, arms, *words, **how):
 @pytest.mark.slow
 def test_started_left_and_fetched(hub, tmp_path, monkeypatch):
     store = RunStore(tmp_path / "runs")
+    arms = {"a": {**ARMS["a"], "waits_for": str(tmp_path / "seen")}}
     monkeypatch.setenv("WANDB_API_KEY", "secret of the tester")
     words = ["--flavor", "l4x1", "--timeout", "90m", "--secrets", "WANDB_API_KEY"]
-    left = runner(store, ARMS, *words, stay=False).run().left
+    left = runner(store, arms, *words, stay=False).run().left
     assert len(left) == len(hub.jobs) == 3
     assert {store.state(run_id).status for run_id in left} == {"running"}
     for _, asked in hub.jobs.values():
@@ -70,14 +71,15 @@ def test_started_left_and_fetched(hub, tmp_path, monkeypatch):
         assert TOKEN not in json.dumps([asked["command"], asked["environment"]])
     assert hub.repositories[REPO].private
     assert store.away_by_engine(left) == {"hf_jobs": left}
+    (tmp_path / "seen").touch()
     for process, _ in hub.jobs.values():
         process.wait()
-    study = StudyRuns(make_plan(ARMS), store)
+    study = StudyRuns(make_plan(arms), store)
     engine = hf_jobs.fetching(study.plan, checkpoints=False)
     done = Runner(study, engine, retries=0, stay=False, only=left).run().done
     assert sorted(done) == sorted(left) and not list(store.path.glob("*.away"))
     assert len(hub.jobs) == 3  # fetching has started none
-    assert numbers(store, ARMS) == undisturbed(tmp_path / "calm", ARMS)
+    assert numbers(store, arms) == undisturbed(tmp_path / "calm", arms)
     commits = {store.directory(run_id).read()["git"]["commit"] for run_id in left}
     assert len(commits) == 1
 

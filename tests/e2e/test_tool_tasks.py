@@ -166,6 +166,7 @@ def test_an_environment_of_several_turns_trains(folder, generated, monkeypatch):
 
     script(monkeypatch, write)
     training, evaluated = trained(folder, WORLD)
+    assert len(training) == 2
     wanted = {"tools/call_frequency": 2, "tools/failure_frequency": 0, "tools/turns": 3}
     wanted |= {"reward": 0.5, "rewards/Guessing/mean": 0.5}
     assert all(row.items() >= wanted.items() and row["grad_norm"] > 0 for row in training)

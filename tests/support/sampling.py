@@ -1,7 +1,8 @@
 """`@pytest.mark.sample(n)`: of a test with many parameters, `n` belong to the default run.
 
-They are spread evenly over all, in the order of the parameters. Of the others, as many are slow
-tests, and the rest is long: only `.ci/run --long` does it. Of a slow test, `n` are not long.
+They are spread evenly over those that are not slow by their own mark, in the order of the
+parameters. Of the others, as many are slow tests, and the rest is long: only `.ci/run --long` does
+it. Of a slow test, `n` are not long.
 """
 
 from collections.abc import Sequence
@@ -20,10 +21,9 @@ def mark_the_others(items: Sequence[pytest.Item]) -> None:
         marker = family[0].get_closest_marker("sample")
         assert marker is not None
         (count,) = marker.args
-        if all(item.get_closest_marker("slow") for item in family):
-            slow = family
-        else:
-            slow = without(family, spread(len(family), count))
+        quick = [item for item in family if not item.get_closest_marker("slow")]
+        chosen = [quick[number] for number in spread(len(quick), count)]
+        slow = [item for item in family if item not in chosen]
         for item in slow:
             item.add_marker(pytest.mark.slow)
         for item in without(slow, spread(len(slow), count)):

@@ -127,8 +127,11 @@ def kill_at_random(
     pause: tuple[float, float] = (0.1, 0.9),
 ) -> Counter[str]:
     """Kill the runner, a run (one that writes below the folder), or a node with SIGKILL, as often
-    as given; then let the study finish. The number of kills of each kind; the seed decides it."""
-    rng, killed = random.Random(kills), Counter()
+    as given, each kind as often; then let the study finish. The number of kills of each kind."""
+    rng = random.Random(kills)
+    kinds = ["runner", "run", "node"] if a_node else ["runner", "run"]
+    targets = [kinds[n % len(kinds)] for n in range(kills)]
+    rng.shuffle(targets)
     runner = start()
 
     def running() -> list[int]:
@@ -138,10 +141,8 @@ def kill_at_random(
             runner = start()
         return children(folder)
 
-    for _ in range(kills):
+    for target in targets:
         time.sleep(rng.uniform(*pause))
-        target = rng.choice(["runner", "run", "node"] if a_node else ["runner", "run"])
-        killed[target] += 1
         wait_for(running, SECONDS)
         if target == "run":
             wait_for(lambda: is_killed(rng.choice(running() or [None])), SECONDS)
@@ -152,7 +153,7 @@ def kill_at_random(
             runner.wait()
     runner.wait(SECONDS)
     assert start().wait(SECONDS) == 0
-    return killed
+    return Counter(targets)
 
 
 def is_killed(pid: int | None) -> bool:

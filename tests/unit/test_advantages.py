@@ -114,7 +114,7 @@ def test_ungraded_and_uneven_completions_by_hand(rewards, group, switches, expec
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("baseline", ["group_mean", "leave_one_out", "group_token_mean"])
 @given(reward=st.floats(-10, 10, width=32), size=st.integers(2, 17))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_equal_rewards_have_no_advantage(baseline, scale, reward, size):
     rewards = torch.tensor([reward] * size + [0.3] * (size - 1) + [0.7])
     got = compute_advantages(rewards, size, baseline=baseline, scale=scale, eps=1e-6)
@@ -133,7 +133,6 @@ rewards_of_two_groups = st.lists(st.floats(-3, 3, width=32), min_size=8, max_siz
 
 
 @given(rewards_of_two_groups)
-@settings(deadline=None)
 def test_a_group_baseline_sums_to_zero(rewards):
     for scale in SCALES:
         got = compute_advantages(rewards.double(), 4, scale=scale, eps=1e-2)
@@ -141,14 +140,12 @@ def test_a_group_baseline_sums_to_zero(rewards):
 
 
 @given(rewards_of_two_groups)
-@settings(deadline=None)
 def test_no_baseline_and_no_scale_leave_the_reward(rewards):
     assert torch.equal(compute_advantages(rewards, 4, baseline="none", scale="none"), rewards)
 
 
 @pytest.mark.parametrize("baseline", BASELINES)
 @given(rewards=rewards_of_two_groups)
-@settings(deadline=None)
 def test_scaled_times_deviation_is_unscaled(baseline, rewards):
     rewards = rewards.double()
     std = rewards.view(2, 4).std(1).repeat_interleave(4)
@@ -160,7 +157,6 @@ def test_scaled_times_deviation_is_unscaled(baseline, rewards):
 
 
 @given(rewards_of_two_groups)
-@settings(deadline=None)
 def test_leave_one_out_is_the_group_mean_stretched(rewards):
     rewards = rewards.double()
     others = compute_advantages(rewards, 4, baseline="leave_one_out", scale="none")
@@ -171,7 +167,6 @@ def test_leave_one_out_is_the_group_mean_stretched(rewards):
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 @given(rewards=rewards_of_two_groups)
 @example(rewards=torch.tensor([0.0, 0.0, 0.0, 6.8e-38, 0.0, 0.0, 0.0, 1.0]))  # deviation: 0
-@settings(deadline=None)
 def test_equals_trl_to_the_bit_where_no_group_is_constant(scale, rewards):
     from trl.trainer.utils import nanstd
 
@@ -204,7 +199,6 @@ def test_unknown_choices_are_refused_by_name(wrong):
     rewards=rewards_of_two_groups,
     tokens=st.lists(st.integers(0, 9), min_size=8, max_size=8).filter(any),
 )
-@settings(deadline=None)
 def test_centred_over_tokens_sums_to_zero_over_them(baseline, rewards, tokens):
     tokens_N = torch.tensor(tokens)
     plain, whitened = (
@@ -220,7 +214,6 @@ def test_centred_over_tokens_sums_to_zero_over_them(baseline, rewards, tokens):
 
 @pytest.mark.parametrize("best_of", [None, 2, 3, 4])
 @given(st.lists(st.sampled_from([-1.0, 0.0, 0.5, 2.0, NAN]), min_size=4, max_size=4))
-@settings(deadline=None)
 def test_the_lead_over_others_by_enumeration(best_of, rewards):
     """What each graded response adds to the best of k, over all k that contain it."""
     graded = [place for place, reward in enumerate(rewards) if not math.isnan(reward)]

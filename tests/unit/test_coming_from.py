@@ -18,6 +18,7 @@ ONE_LINE, TWO_LINES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = "".join(re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)).splitlines()
 ROWS = re.findall(r"^\| (.+) \| (.+`.*) \|$", PAGE.partition("## From verl")[2], re.MULTILINE)
 MINE = "trl-ablate train my_task/grpo.yaml"
+assert len(ROWS) > 20
 STUDIES = re.findall(r"for STUDY in (.+?);", PAGE)[0].split()
 
 

@@ -187,11 +187,14 @@ def answers(text: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("text", [README, *FOUND], ids=["README", "findings", "more answers"])
 def test_answers_have_the_numbers_of_their_reports(text):
     numbers = r"[+−]\d\.\d{3}(?: \[[^\]]+\])?|\d\.\d{3} ± \d\.\d{3}"
-    assert answers(text)
-    for study, row in answers(text):
+    rows, compared = answers(text), 0
+    for study, row in rows:
         report = PAGES[f"recipes/studies/{study}/REPORT.md"].replace("\\", "")
         # what was expected stands last, as a difference of the study.yaml
-        assert all(number in report for number in re.findall(numbers, row.rpartition("| ")[0]))
+        found = re.findall(numbers, row.rpartition("| ")[0])
+        assert all(number in report for number in found)
+        compared += len(found)
+    assert compared >= len(rows) / 2 > 0
 
 
 def test_every_report_is_linked():

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.support.studies import wait_for
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.termination import Terminated, Termination, is_launcher
 
@@ -68,14 +69,14 @@ def test_the_kernel_tells_of_the_end_of_a_launcher_and_of_nothing_else(tmp_path,
     parent, file = tmp_path / name, tmp_path / "said"
     parent.write_text(PARENT)
     process = subprocess.Popen(
-        [sys.executable, parent, sys.executable, "-c", CHILD, file, "2"],
+        [sys.executable, parent, sys.executable, "-c", CHILD, file, "60" if said else "2"],
         cwd=REPOSITORY,
     )
-    while not file.exists():
-        time.sleep(0.02)
+    wait_for(file.exists)
     process.kill()
     process.wait()
-    until = time.monotonic() + 1.5
-    while time.monotonic() < until and not file.read_text():
-        time.sleep(0.02)
+    if said:
+        wait_for(file.read_text)
+    else:
+        time.sleep(1.0)
     assert file.read_text() == said

@@ -82,7 +82,7 @@ def check_markdown(text: str) -> None:
     assert rendered == f"<p>x {html.escape(shown).replace('&#x27;', chr(39))} x</p>\n"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(ANYTHING)
 def test_no_text_changes_the_structure_of_a_markdown_document(text):
     check_markdown(text)

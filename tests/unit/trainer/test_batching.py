@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_ablate.trainer.batching import (
@@ -63,7 +63,6 @@ def test_regroup_sorts_within_a_step_and_not_across():
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 6)), min_size=8, max_size=8))
-@settings(deadline=None)
 def test_regrouping_loses_and_invents_no_row(lengths):
     halves = [lengths[:4], lengths[4:]]
     parts = [batch([p for p, _ in half], [c for _, c in half]) for half in halves]
@@ -109,7 +108,6 @@ def sums_so_far(ids_NL, mask_NL, width, labelled_NL):
     st.sampled_from([None, 1, 2, 3, 9]),
     st.sampled_from([None, 1, 3, 10]),
 )
-@settings(deadline=None)
 def test_a_trimmed_forward_gives_every_token_what_the_padded_one_does(lengths, at_once, least):
     rows = batch([p for p, _ in lengths], [c for _, c in lengths])
     ids_NL = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
