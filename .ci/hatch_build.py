@@ -1,7 +1,8 @@
 """Where readers of the package's page find the rest: the URLs of the repository of the build.
 
 A build by GitHub's workflow names its repository and the tag of the version. Links and pictures of
-README lead there, as the package's page has no files beside it. Elsewhere README stays as it is.
+README lead there, as the package's page has no files beside it, and its commands are those of an
+installed package. Elsewhere README stays as it is.
 """
 
 import os
@@ -10,6 +11,12 @@ from pathlib import Path
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
+INSTALLED = {
+    "pip install -e . &&": "pip install trl-ablate &&",
+    'pip install -e ".[test]" && pytest\n': "",
+    "launch scripts/train.py recipes/std_dev_off.yaml ": "launch -m trl_ablate train std_dev_off ",
+}
+"""Commands in a checkout, and their counterparts."""
 RELATIVE = re.compile(r"(!?)(\[[^\]]*\])\((?!https?:|#)([^)]+)\)")
 
 
@@ -26,6 +33,10 @@ class Repository(MetadataHookInterface):
                 "Issues": f"{home}/issues",
             }
             text = absolute(text, home, tag)
+            for checkout, installed in INSTALLED.items():
+                if checkout not in text:
+                    raise ValueError(f"README.md has no '{checkout}'; adapt INSTALLED")
+                text = text.replace(checkout, installed)
         metadata["readme"] = {"content-type": "text/markdown", "text": text}
 
 

@@ -2,6 +2,7 @@
 code and of the reports."""
 
 import re
+import runpy
 import shlex
 import typing
 from collections.abc import Iterator
@@ -201,3 +202,15 @@ def test_every_report_is_linked():
     reported = {path.parent.name for path in SHIPPED.glob("studies/*/report.json")}
     linked = {name for text in FOUND for name in re.findall(r"\((\w+)/REPORT\.md\)", text)}
     assert reported <= linked
+
+
+def test_the_packages_page_has_the_commands_of_an_installed_package(monkeypatch):
+    pytest.importorskip("hatchling", reason="hatchling is not installed: pip install hatchling")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "someone/trl-ablate")
+    monkeypatch.setenv("GITHUB_SERVER_URL", "https://github.com")
+    hook = runpy.run_path(str(REPOSITORY / ".ci" / "hatch_build.py"))["Repository"]
+    metadata: dict = {"version": "1.0"}
+    hook(str(REPOSITORY), {}).update(metadata)
+    page = metadata["readme"]["text"]
+    assert "pip install trl-ablate && trl-ablate train quickstart" in page
+    assert "pytest" not in page and "scripts/" not in page

@@ -121,6 +121,9 @@ def test_a_diff_of_the_working_tree_holds_what_was_planted(tmp_path):
     state = git_state(tmp_path)
     assert state is not None and TOKEN in state["diff"]
     assert TOKEN not in str(Masker().value(state))
+    (tmp_path / "site-packages").mkdir()  # of an installation in somebody's checkout
+    (tmp_path / "site-packages" / "b.py").touch()
+    assert git_state(tmp_path / "site-packages") is None
 
 
 def test_no_rollout_that_is_kept_holds_a_token(tmp_path):

@@ -112,15 +112,23 @@ def provenance() -> dict[str, Any]:
     }
 
 
+def cores() -> int:
+    """The cores that this process may use."""
+    known = hasattr(os, "sched_getaffinity")  # not on macOS
+    return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+
+
 def utc_now() -> str:
     """The time as records write it."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def git_state(folder: Path) -> dict[str, str] | None:
-    """Commit and uncommitted change of the code that ran; None outside a checkout."""
+    """Commit and uncommitted change of the code that ran; None outside a checkout, also where it is
+    installed into somebody's."""
+    tracked = _git(folder, "ls-files", "--error-unmatch", ".")
     commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
+    if tracked is None or commit is None:
         return None
     diff = _git(folder, "diff", "HEAD") or ""
     if len(diff) > DIFF_LIMIT:

@@ -154,7 +154,7 @@ def run_id(identity: str, seed: int) -> str:
 
 def fingerprint(study: Study) -> str:
     """A hash that changes when the study, any recipe or profile near its arms, or a base or profile
-    elsewhere that they name, changes."""
+    elsewhere that they name, changes, or when the recipes that runs are started with are moved."""
     recipes = {arm.recipe for arm in study.arms}
     files = {study.path.resolve()}
     for folder in {recipe.parent.resolve() for recipe in recipes} | {SHIPPED}:
@@ -162,7 +162,7 @@ def fingerprint(study: Study) -> str:
     for recipe in recipes:
         named = base_of(recipe), profile_file(recipe, study.profile)
         files |= {file.resolve() for file in named if file and file.is_file()}
-    digest = hashlib.sha256()
+    digest = hashlib.sha256("\0".join(sorted(map(str, recipes))).encode())
     for file in sorted(files):
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()

@@ -22,8 +22,9 @@ from packaging.utils import canonicalize_name
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.miniature.registry import is_miniature
-from trl_ablate.recipe.places import LARGE_GPU_GIB
+from trl_ablate.recipe.places import LARGE_GPU_GIB, SHIPPED
 from trl_ablate.reward_specs import GYM
+from trl_ablate.run.identity import cores
 
 if TYPE_CHECKING:
     from trl_ablate.recipe.resolving import Resolved
@@ -79,9 +80,7 @@ def look_around(output_dir: Path) -> Machine:
                  if part.exists())  # fmt: skip
     return Machine(
         python=platform.python_version(),
-        cores=len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1,
+        cores=cores(),
         memory_gib=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB,
         free_gib=shutil.disk_usage(there).free / GIB,
         writable=there.is_dir() and os.access(there, os.W_OK | os.X_OK),
@@ -213,7 +212,8 @@ def check_device(resolved: "Resolved") -> None:
     if resolved.config.fsdp and resolved.config.parallel_mode is not ParallelMode.DISTRIBUTED:
         raise ConfigurationError(
             "fsdp is given, but it needs several processes, and this is one; start them with "
-            "`accelerate launch --config_file recipes/accelerate/fsdp2.yaml`, or leave fsdp out"
+            f"`accelerate launch --config_file {SHIPPED / 'accelerate/fsdp2.yaml'}`, or leave fsdp "
+            "out"
         )
     for lack in lacking(resolved):
         raise ConfigurationError(f"{lack.found}; {lack.fix}")

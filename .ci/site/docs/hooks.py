@@ -20,7 +20,7 @@ PICTURE = re.compile(r"!\[([^\]]+)\]\(([^)]+)\)")
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = sorted({page for pattern in PATTERNS for page in ROOT.glob(pattern)})
     for path in sorted({*pages, *(linked for page in pages for linked in linked_files(page))}):
-        uri = path.relative_to(ROOT).as_posix()
+        uri = path.relative_to(ROOT).as_posix().removeprefix(".")  # Pages leave out .github
         files.append(File.generated(config, uri, abs_src_path=str(path)))
     files.append(File.generated(config, "gallery.md", content=gallery()))
     return files
@@ -47,4 +47,5 @@ def gallery() -> str:
 
 def on_page_markdown(markdown: str, **_: object) -> str:
     """GitHub reads Markdown inside of `<details>`, as the reports have it."""
+    markdown = markdown.replace("](.github/", "](github/")
     return markdown.replace("<details>", '<details markdown="1">')

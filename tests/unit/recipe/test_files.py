@@ -1,5 +1,7 @@
 """Files that a recipe names: where they are found, and how they identify a run."""
 
+import shutil
+
 import pytest
 
 from trl_ablate import ConfigurationError, load_recipe
@@ -98,6 +100,10 @@ def test_a_saved_plan_ends_with_its_files(tmp_path, absolute):
     study = load_study(tmp_path / "study.yaml")
     save_plan(resolve_plan(study), study, tmp_path / "plans")
     assert saved_plan(study, tmp_path / "plans") is not None
+    made(tmp_path / "moved", absolute)  # a run is started with the path of its recipe
+    moved = load_study(tmp_path / "moved" / "study.yaml")
+    shutil.copy(tmp_path / "plans" / f"{study.name}.json", tmp_path / "plans" / "moved.json")
+    assert saved_plan(moved, tmp_path / "plans") is None
     (tmp_path / "reward.py").write_text("def score(completions, **kwargs): return [1.0]\n")
     assert saved_plan(study, tmp_path / "plans") is None
 

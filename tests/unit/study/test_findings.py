@@ -397,3 +397,5 @@ def test_a_comparison_by_hand(tmp_path):
     assert [*lower.right.values()] == [True, True] and [*fails.right.values()] == [True, True]
     assert right_share([lower]).startswith("2 of 2 contrasts came as foretold: 100 %")
     assert contrasts(tmp_path / "nowhere") == []
+    (tmp_path / "published" / "runs.csv").unlink()  # as in a wheel
+    assert contrasts(tmp_path) == []

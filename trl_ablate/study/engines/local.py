@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from trl_ablate.run.identity import cores
 from trl_ablate.study.engines import SECONDS_TO_END, THREAD_VARIABLES, TRAIN, Job
 from trl_ablate.study.engines.warm import IMPORTS_OF_A_TRAINING as IMPORTS
 from trl_ablate.study.engines.warm import SUPPORTED, ForkServer, WarmProcess
@@ -58,7 +59,7 @@ class LocalEngine:
         warm: Sequence[str] | None = IMPORTS,
     ):
         self._gpus = free_gpus() if on_gpu else []
-        most = min(MOST_AT_ONCE, len(os.sched_getaffinity(0))) if of_one_core else 1
+        most = min(MOST_AT_ONCE, cores()) if of_one_core else 1
         self._of_one_core = of_one_core
         self.slots = jobs or len(self._gpus) or most
         self._command = command
@@ -94,8 +95,8 @@ class LocalEngine:
 
     def _share_of_the_machine(self, slot: int) -> dict[str, str]:
         """Environment variables: a share of the CPU threads, unless they are set, and a GPU."""
-        cores = 1 if self._of_one_core else len(os.sched_getaffinity(0))
-        threads = str(max(1, cores // self.slots))
+        own = 1 if self._of_one_core else cores()
+        threads = str(max(1, own // self.slots))
         shares = {name: threads for name in THREAD_VARIABLES if name not in os.environ}
         if self._gpus:
             shares["CUDA_VISIBLE_DEVICES"] = self._gpus[slot % len(self._gpus)]

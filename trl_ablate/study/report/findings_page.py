@@ -57,10 +57,12 @@ class Contrast:
 
 
 def contrasts(studies: Path) -> list[Contrast]:
-    """Those of studies that have a report; none without the file."""
+    """Those of studies that have a report and of files that are there; none without the list."""
     if not (studies / FILE).is_file():
         return []
     rows = yaml.safe_load((studies / FILE).read_text(encoding="utf-8"))["rows"]
+    there = {file.name for file in (studies / FILE).parent.iterdir()}  # a wheel has no figures
+    rows = [row for row in rows if all(file in there for file, *_ in row["published"])]
     with_reports = [(row, read_report(studies / row["study"])) for row in rows]
     return [_compared(row, report, studies) for row, report in with_reports if report]
 
