@@ -14,7 +14,8 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 INSTALLED = {
     "pip install -e . &&": "pip install trl-ablate &&",
     'pip install -e ".[test]" && pytest\n': "",
-    "launch scripts/train.py recipes/std_dev_off.yaml ": "launch -m trl_ablate train std_dev_off ",
+    "launch scripts/train.py recipes/std_dev_off.yaml   # several GPUs: --config_file "
+    "recipes/accelerate/zero3.yaml": "launch -m trl_ablate train std_dev_off   # several GPUs",
 }
 """Commands in a checkout, and their counterparts."""
 RELATIVE = re.compile(r"(!?)(\[[^\]]*\])\((?!https?:|#)([^)]+)\)")

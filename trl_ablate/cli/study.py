@@ -195,7 +195,7 @@ def check_place(options: argparse.Namespace, plan: "Plan") -> None:
     if options.engine != "local" and plan.profile_reason != "as asked":
         raise ConfigurationError(
             f"--engine {options.engine}: profile '{plan.profile}' is that of this machine "
-            f"({plan.profile_reason}); name that of the machines that train with --profile"
+            f"({plan.profile_reason}); give --profile, for the machines that train"
         )
 
 

@@ -162,7 +162,8 @@ def fingerprint(study: Study) -> str:
     for recipe in recipes:
         named = base_of(recipe), profile_file(recipe, study.profile)
         files |= {file.resolve() for file in named if file and file.is_file()}
-    digest = hashlib.sha256("\0".join(sorted(map(str, recipes))).encode())
+    paths = sorted(str(recipe.resolve()) for recipe in recipes)
+    digest = hashlib.sha256("\0".join(paths).encode())
     for file in sorted(files):
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()

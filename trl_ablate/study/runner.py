@@ -175,7 +175,7 @@ class Runner:
     def _check_place(self, run: PlannedRun, away: Path) -> None:
         """Only the engine that has a run elsewhere can continue it."""
         (there,) = self._store.away_by_engine([run.id])
-        if there != getattr(self._engine, "name", None):
+        if there != self._engine.name:
             raise ConfigurationError(
                 f"{describe(run)} is at {there}; collect it with `trl-ablate study fetch "
                 f"{self._plan.study}`, or remove {away} to start it anew"

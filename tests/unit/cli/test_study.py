@@ -98,7 +98,7 @@ def test_what_run_refuses(capsys, printed, where, words, sentence):
 
 def test_the_profile_of_other_machines_is_not_guessed_from_this_one(capsys, where):
     assert main(["run", *where, "--engine", "slurm", "--profile", "auto"]) == 2
-    assert "name that of the machines that train with --profile" in capsys.readouterr().err
+    assert "give --profile, for the machines that train" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

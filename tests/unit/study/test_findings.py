@@ -166,8 +166,8 @@ def test_cells_of_factorial_studies_stand_side_by_side(written):
     page = written([row | {"cells": {"b for a": ["b", "a"]}}], reports)["FINDINGS.md"]
     worlds = "[small](one/REPORT.md) | [large](two/REPORT.md) | other"
     assert section(page, "Other bases and worlds").splitlines() == [
-        f"| What of one? | {worlds} | same |", "| --- | --- | --- | --- | --- |",
-        "| b for a | +0.300 (5) | −0.100 (5) | – | cannot say |",
+        f"| What of one? | {worlds} |", "| --- | --- | --- | --- |",
+        "| b for a | +0.300 (5) | −0.100 (5) | – |",
     ]  # fmt: skip
     assert section(page, "Not run yet") == "- What of one? other (three)"
     with pytest.raises(ConfigurationError, match="'x' has b, c; name two cells of one, such as a"):

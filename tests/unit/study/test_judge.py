@@ -101,7 +101,8 @@ def own_runs(folder):
     for number, ((arm, seed), final) in enumerate(RUNS.items()):
         run = folder / "runs" / f"r{number}"
         lines(run / "run.json", [{"arm": arm, "seed": seed}])
-        lines(run / "metrics.jsonl", logged(final))
+        rows = [{**row, "grpo_step": row["step"], "step": 4 * row["step"]} for row in logged(final)]
+        lines(run / "metrics.jsonl", rows)
     return folder / "runs"
 
 

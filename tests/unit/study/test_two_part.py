@@ -68,6 +68,8 @@ def test_verdicts(arm, reference, verdict, n):
         assert found.shares.arm == (sum(x >= 0.6 for x in arm[:n]), n)
         (low, high), _ = found.shares.intervals
         assert low <= found.shares.arm[0] / n <= high
+        of = found.shares.reference[1]
+        assert found.everyone == welch(arm[:n], reference[:of])
     assert (found.p <= 0.05) == found.is_final
 
 

@@ -33,10 +33,11 @@ FINALS = {"grpo": (0.8, 0.9), "same": (0.84, 0.88), "turned": (0.9, 0.94), "acro
 def files(tmp_path):
     arms = {name: [{"cosine_mean": value, "verdict": "x"}] for name, value in COSINES.items()}
     (tmp_path / "xray.json").write_text(json.dumps({"reference": "grpo", "arms": arms}))
-    lines = ["arm,final_eval_reward,collapsed_at"]
+    lines = ["arm,status,final_eval_reward,collapsed_at"]
     for arm, values in FINALS.items():
-        lines += [f"{arm},{value},{'20.0' if arm == 'against' else ''}" for value in values]
-    (tmp_path / "runs.csv").write_text("\n".join([*lines, "same,,"]))  # one has not ended
+        end = "20.0" if arm == "against" else ""
+        lines += [f"{arm},finished,{value},{end}" for value in values]
+    (tmp_path / "runs.csv").write_text("\n".join([*lines, "same,running,,", "same,failed,0.1,"]))
     return tmp_path / "xray.json", tmp_path / "runs.csv"
 
 

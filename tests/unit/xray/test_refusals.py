@@ -55,6 +55,11 @@ def test_a_reference_that_is_out_of_reach_itself(tiny_model):
     assert "group_filter 'resample' draws further rollouts; name another arm first" in sentence
 
 
+def test_gradients_that_a_scaler_may_skip(tiny_model):
+    settings = small_xray(tiny_model, fp16=True, bf16=False, use_cpu=True)
+    assert "fp16 skips those that overflow" in refused(settings, ARMS)
+
+
 def test_a_setting_for_all_must_not_silence_an_arm(tiny_model):
     settings = small_xray(tiny_model, scale_rewards="group")
     assert "'scale_rewards' for all arms replaces" in refused(settings, ARMS)

@@ -72,6 +72,8 @@ class Process(Protocol):
 class Engine(Protocol):
     """Starts jobs; `slots` of them may run at once."""
 
+    name: str
+    """As in `--engine`."""
     in_place: bool
     """Whether runs work in the store's own folders, and can continue from the files there."""
 

@@ -51,8 +51,8 @@ PASSING = (408, 429, 500, 502, 503, 504)
 CONFLICTS = (409, 412)
 """Status codes of a repository that takes another commit."""
 WAITS = [5.0 * 2**i for i in range(10)]
-"""Seconds before a commit is tried again, 85 minutes in all: all jobs share a repository, which
-takes one commit at a time, and so many an hour."""
+"""Seconds before a commit is tried again, 85 minutes in all for a result, which would be lost: all
+jobs share a repository, which takes one commit at a time, and so many an hour."""
 OVER = ("COMPLETED", "CANCELED", "ERROR", "DELETED")
 UNPACK = f"""
 import os, sys, tarfile
@@ -132,7 +132,7 @@ class JobsEngine(DetachedEngine):
         try:
             repo = self._repo = self._repo or self._made_repo()
             patiently(
-                self._api.upload_file, path_or_fileobj=packed(bundle), repo_id=repo,
+                self._api.upload_file, 6, path_or_fileobj=packed(bundle), repo_id=repo,
                 repo_type=REPO_TYPE, path_in_repo=f"{folder}/{BUNDLE}",
             )  # fmt: skip
             boot = shlex.join(["python", "-c", UNPACK])
@@ -204,13 +204,14 @@ def packed(bundle: Bundle) -> bytes:
     return content.getvalue()
 
 
-def patiently(commit: Callable[..., Any], **keywords: Any) -> None:
-    """Commit, again while the Hub is busy."""
-    for seconds in WAITS:
+def patiently(commit: Callable[..., Any], tries: int, **keywords: Any) -> None:
+    """Commit, again while the Hub is busy or cannot be reached."""
+    for seconds in WAITS[: tries - 1]:
         try:
             return commit(**keywords)
-        except HfHubHTTPError as error:
-            if error.response.status_code not in (*PASSING, *CONFLICTS):
+        except HTTPError as error:
+            answered = isinstance(error, HfHubHTTPError)
+            if answered and error.response.status_code not in (*PASSING, *CONFLICTS):
                 raise
         time.sleep(seconds * random.uniform(0.5, 1))
     commit(**keywords)
@@ -228,7 +229,7 @@ def do_job(job: Path, repo: str, folder: str) -> int:
         exit_code = process.wait()
     (home / ENDED).write_text(str(exit_code))
     patiently(
-        HfApi().upload_folder, repo_id=repo, repo_type=REPO_TYPE, folder_path=home,
+        HfApi().upload_folder, len(WAITS) + 1, repo_id=repo, repo_type=REPO_TYPE, folder_path=home,
         path_in_repo=folder, ignore_patterns=[f"{bundle.name}.bundle/**", "**/checkpoint-*/**"],
     )  # fmt: skip
     return exit_code

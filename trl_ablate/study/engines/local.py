@@ -47,7 +47,7 @@ class LocalEngine:
         warm: modules to import once for all runs; None: every run is a new interpreter.
     """
 
-    in_place = True
+    name, in_place = "local", True
 
     def __init__(
         self,

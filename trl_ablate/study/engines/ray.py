@@ -55,7 +55,7 @@ Piece = tuple[str, bytes] | int
 class RayEngine:
     """Tasks of a cluster: as many at once as `--jobs` says, or as it can hold then."""
 
-    in_place = False
+    name, in_place = "ray", False
 
     def __init__(self, options: Namespace, plan: Plan):
         connect(options.ray_address)

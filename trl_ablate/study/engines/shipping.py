@@ -156,9 +156,8 @@ class DetachedEngine(ABC):
         checkpoints: whether to fetch checkpoints, too; else they stay in the results.
     """
 
-    in_place = False
     name: str
-    """As in `--engine`."""
+    in_place = False
 
     def __init__(self, plan: Plan, *, checkpoints: bool = False):
         self.slots, self.checkpoints = len(plan.runs()), checkpoints

@@ -61,8 +61,8 @@ def contrasts(studies: Path) -> list[Contrast]:
     if not (studies / FILE).is_file():
         return []
     rows = yaml.safe_load((studies / FILE).read_text(encoding="utf-8"))["rows"]
-    there = {file.name for file in (studies / FILE).parent.iterdir()}  # a wheel has no figures
-    rows = [row for row in rows if all(file in there for file, *_ in row["published"])]
+    figures = (studies / FILE).parent  # which a wheel has not
+    rows = [row for row in rows if all((figures / file).is_file() for file, *_ in row["published"])]
     with_reports = [(row, read_report(studies / row["study"])) for row in rows]
     return [_compared(row, report, studies) for row, report in with_reports if report]
 

@@ -169,10 +169,6 @@ class CellsFound:
     def estimate(self) -> str:
         return f"{signed(self.difference)} ({self.runs})"
 
-    def kept(self, others: Sequence[Any]) -> str:
-        """Unknown, without an interval."""
-        return CANNOT_SAY
-
 
 @dataclass(frozen=True)
 class Found:
@@ -241,13 +237,15 @@ class Found:
 
     @property
     def over_worlds(self) -> Iterator[tuple[str, list[ArmFound | CellsFound | None], str]]:
-        """The arms, or differences of cells: name, in each world, whether an arm keeps its
-        verdict."""
+        """The arms, or differences of cells: name, in each world, whether an arm keeps its verdict,
+        which is not known of cells."""
         each = [{of.words: of for of in (*world.arms, *world.cells)} for world in self.worlds]
         for world in self.worlds[:1]:
             for first in (*world.arms, *world.cells):
                 known = [found.get(first.words) for found in each]
-                yield first.words, known, first.kept([other for other in known[1:] if other])
+                others = [other for other in known[1:] if other]
+                kept = first.kept(others) if isinstance(first, ArmFound) else ""
+                yield first.words, known, kept
 
 
 def read_report(folder: Path) -> Json | None:
@@ -334,7 +332,9 @@ def _found(asked: Question, folder: Path) -> Found:
     if report["effects"]:
         pairs = zip(report["effects"], report["details"]["sentences"], strict=True)
         every_cell = all(cell["pairs"] for cell in report["arms"].values())
-        effects = [EffectFound(entry, text) for entry, text in pairs] if every_cell else ()
+        if not every_cell:
+            return Found(asked, report)
+        effects = [EffectFound(entry, text) for entry, text in pairs]
         cells = [_cells(words, pair, report, asked.study) for words, pair in asked.cells.items()]
         return Found(asked, report, effects=effects, cells=cells)
     names = asked.arms or {name: name for name in report["arms"]}

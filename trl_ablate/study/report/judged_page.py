@@ -27,7 +27,7 @@ VERDICTS_NOTE = (
     "test, from three successes of each on. Intervals are of one comparison alone; p, on which "
     "verdicts rest, is over both parts, corrected (Holm) over the arms of a group. 'Runs needed' "
     "is about how many of each arm decide, by shares or by means, with 80 % probability, if what "
-    "was seen is true, which so few runs hardly show."
+    "was seen is true; a few runs are a weak sign of that."
 )
 POOLED_NOTE = (
     "Odds of success over those of {reference}, common to the groups, with the exact conditional "
