@@ -126,9 +126,10 @@ def utc_now() -> str:
 def git_state(folder: Path) -> dict[str, str] | None:
     """Commit and uncommitted change of the code that ran; None outside a checkout, also where it is
     installed into somebody's."""
-    tracked = _git(folder, "ls-files", "--error-unmatch", ".")
+    if _git(folder, "ls-files", "--error-unmatch", ".") is None:
+        return None
     commit = _git(folder, "rev-parse", "HEAD")
-    if tracked is None or commit is None:
+    if commit is None:
         return None
     diff = _git(folder, "diff", "HEAD") or ""
     if len(diff) > DIFF_LIMIT:
