@@ -33,8 +33,17 @@ READ = re.compile(
 )
 """The metrics that are kept, besides the study's own."""
 
-COARSE = {"seconds": ".1f", "entropy": ".3g", "grad_norm": ".3g"}
-"""Metrics of which curves need no more digits than these."""
+COARSE = {
+    "seconds": ".3g",
+    "entropy": ".2g",
+    "grad_norm": ".2g",
+    "completions/": ".3g",
+    "eval_mean_length": ".3g",
+    "eval_truncated": ".2g",
+    "advantages/weight/": ".2f",
+    "style/": ".3g",
+}
+"""By the start of a metric's name: the digits that curves need of it."""
 
 SAME = b"same"
 """Metadata of the table: columns that are equal to another one, which alone is written."""
@@ -72,7 +81,7 @@ def keep(study: StudyRuns, file: Path) -> int:
                 rows = _rows_of(plan, position - plan.trials, runs[run_id].rows)
                 runs[run_id] = replace(runs[run_id], rows=rows)
     table, part = _once(_table(runs)), part_of(file)
-    fine = [f.name for f in table.schema if f.type == "float" and f.name not in COARSE]
+    fine = [f.name for f in table.schema if f.type == "float" and not _digits(f.name)]
     others = list(set(table.column_names) - set(fine))
     how: Any = {"use_dictionary": others, "use_byte_stream_split": fine}  # a quarter smaller
     parquet.write_table(table, part, compression="zstd", compression_level=19, **how)
@@ -156,20 +165,23 @@ def _of_run(store: RunStore, run_id: str, metric: str) -> Kept:
 def _rows_of(plan: Plan, position: int, rows: list[dict[str, float]]) -> list[dict[str, float]]:
     """Of trials, before 0, the evaluations: they only choose a value. The first run of an arm alone
     has what a picture of its mechanism shows and evaluations by level. Those after the first look
-    of a study in two parts, which is large, have no gradient norms, and times to the second."""
+    of a study in two parts, which is large, have no gradient norms."""
     beyond = plan.judge == "two_part" and bool(plan.looks) and position >= plan.looks[0]
     dropped = ("style/", "advantages/weight/", "eval_reward/") * (position != 0)
     dropped += ("grad_norm",) * beyond
-    digits = COARSE | {"seconds": ".0f"} if beyond else COARSE
     return [
         {
-            name: float(format(value, digits[name])) if name in digits else value
+            name: float(format(value, _digits(name))) if _digits(name) else value
             for name, value in row.items()
             if name == plan.primary_metric or not name.startswith(dropped)
         }
         for row in rows
         if position >= 0 or plan.primary_metric in row
     ]
+
+
+def _digits(metric: str) -> str:
+    return next((digits for start, digits in COARSE.items() if metric.startswith(start)), "")
 
 
 def _table(runs: Mapping[str, Kept]) -> Any:
