@@ -21,6 +21,7 @@ import math
 import os
 import re
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from typing import Any
 
 from trl_ablate.errors import ConfigurationError, shortened
 from trl_ablate.guard.rules import finite
-from trl_ablate.guard.tables import STEP_COLUMNS, Columns, Owner, owned
+from trl_ablate.guard.tables import STEP_COLUMNS, Columns, Owner, arm_and_seed, owned
 from trl_ablate.metrics import translated
 from trl_ablate.run.checkpoints import step_of
 from trl_ablate.run.directory import RunDirectory
@@ -84,10 +85,14 @@ def read_logs(path: str | os.PathLike, columns: Columns | None = None) -> list[L
 
 
 def _of_run(owner: Owner, log: Path) -> Owner:
-    """The owner; one that is named after a folder in that of the run gets the name of the run's."""
+    """The owner; one that is named after a folder in that of the run gets the name of the run's,
+    and one that is named by its seed alone also that of the folder above."""
     folder = log.resolve() if log.is_dir() else log.resolve().parent
     home = folder.parent if INNER.fullmatch(folder.name) else folder
-    return owner._replace(name=home.name) if INNER.fullmatch(owner.name) else owner
+    name = home.name if INNER.fullmatch(owner.name) else owner.name
+    if not owner.arm and not arm_and_seed(name)[0]:
+        name = f"{(home.parent if name == home.name else home).name}/{name}"
+    return owner._replace(name=name)
 
 
 Rows = dict[Owner, list[dict[str, Any]]]
@@ -116,13 +121,26 @@ def _directly_in(folder: Path, columns: Columns | None) -> Rows:
     for pattern in ("*.db", "*.[ct]sv"):
         files = sorted(folder.glob(pattern))
         if files:
-            parts = [_of_file(file, columns) for file in files]
-            return _merged((owner, row) for part in parts for owner in part for row in part[owner])
+            return _together({file: _of_file(file, columns) for file in files})
     return {}
 
 
+def _together(files: Mapping[Path, Rows]) -> Rows:
+    """The rows by run; each metric of a run may have a file of its own."""
+    first: dict[tuple[Owner, int, str], Path] = {}
+    for file, runs in files.items():
+        for owner, row in ((owner, row) for owner, rows in runs.items() for row in rows):
+            for metric in row.keys() - {"step"}:
+                other = first.setdefault((owner, row["step"], metric), file)
+                if other is not file:
+                    raise ConfigurationError(
+                        f"{other} and {file.name} both have {metric} of '{owner.name}' at step "
+                        f"{row['step']}; give the files one by one"
+                    )
+    return _merged((owner, row) for part in files.values() for owner in part for row in part[owner])
+
+
 def _merged(parts: Iterable[tuple[Owner, dict[str, Any]]]) -> Rows:
-    """The rows by run; curves of one run may be in several files."""
     merged: Rows = {}
     for owner, row in parts:
         merged.setdefault(owner, []).append(row)
@@ -204,6 +222,9 @@ def _of_csv(file: Path) -> tuple[list[str], list[dict[str, Any]]]:
         raise ConfigurationError(
             f"{file} is not a CSV file with a header ({shortened(str(error), 120)}); export it anew"
         ) from error
+    twice = next((name for name, times in Counter(header).items() if name and times > 1), None)
+    if twice:
+        raise ConfigurationError(f"{file} has two columns '{twice}'; rename or remove one")
     return header, [dict(zip(header, record, strict=False)) for record in records]
 
 
@@ -224,12 +245,12 @@ def _row(given: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, str):
-        try:
-            return _NUMBERS[value] if value in _NUMBERS else float(value)
-        except ValueError:
-            return None
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, bool):
+        return None
+    try:
+        return _NUMBERS[value] if value in _NUMBERS else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _joined(rows: list[dict[str, Any]], columns: Columns | None) -> list[dict[str, Any]]:

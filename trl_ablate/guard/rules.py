@@ -108,7 +108,7 @@ class Guard:
 
     def observe(self, row: Row) -> list[Alert]:
         """The alerts that this row triggers."""
-        if not any(metric in row for metric in WATCHED_BY_RULES):
+        if all(row.get(metric) is None for metric in WATCHED_BY_RULES):
             return []  # such as the row of an evaluation
         self._recent.see(row)
         step = int(row.get("step", 0))

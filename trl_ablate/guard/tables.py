@@ -7,9 +7,11 @@ The forms that are known:
     long          columns `metric` and `value`, and those that name the run
     wide          one metric, and a column for each run or seed: `grpo-s3`, `seed_2`
     rows          a column for each metric, and those that name the run
+    runs of W&B   the same, with a line for each run and the columns `Name` and `State`
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,9 +28,10 @@ NAMING = {
     "seed": ("seed", "random_seed"),
     "group": ("group", "experiment", "source"),
 }
-"""Role -> columns that have it, the first that a table has; upper case counts as lower case."""
+"""Role -> columns that have it, the first that a row fills; upper case counts as lower case."""
 
 TENSORBOARD = {"Wall time", "Step", "Value"}
+RUNS_OF_WANDB = {"Name", "State"}
 _TAG = re.compile(r"(?:run-(?P<run>.+)-)?tag-(?P<tag>.+)")
 _CHART_PART = re.compile(r"(?P<run>.+) - (?P<metric>[^ ]+)")
 _BETWEEN = "-_ ./=,:"
@@ -71,23 +74,35 @@ def owned(
     roles = _roles(header, file, columns)
     step = next((name for name in STEP_COLUMNS if name in header), None)
     _check(header, step, file, columns)
-    rest = [name for name in header if name and name not in (*roles.values(), step)]
+    named = [column for columns in roles.values() for column in columns]
+    rest = [name for name in header if name and name not in (*named, step)]
     charts = {name: part for name in rest if (part := _CHART_PART.fullmatch(name))}
     rows = charts or any(translated(name) in WATCHED_BY_RULES for name in rest)
     seeds = [name for name in rest if not rows and arm_and_seed(name)[1] is not None]
+    metric, value = (_column(header, name) for name in ("metric", "value"))
+    a_line_each = step is None or {*header} >= RUNS_OF_WANDB
+    times: Counter[tuple[Owner, str]] = Counter()
     for number, row in _lines(table):
         if step not in (None, "_step") and "_step" in rest and row.get(step) in ("", None):
             continue  # of W&B: a table that was logged by itself
         given = {name: row[name] for name in rest if row.get(name, "") != ""}
         at = {"step": row.get(step) if step else 0}
-        owner = _owner(row, roles, file, None if step else number)
+        owner = _owner(row, roles, file, number if a_line_each and not metric else None)
         if charts:
             parts = _of_charts(given, charts)
-        elif "metric" in header:
-            parts = [(owner, {_metric(given, file, number): given.get("value", "nan")})]
+        elif metric:
+            name = _metric(given.get(metric), file, number)
+            line = times[owner, name] if step is None else None
+            times[owner, name] += 1
+            parts = [(owner._replace(line=line), {name: given.get(value, "nan")})]
         elif len(seeds) > 1:
             parts = [
-                (_of_column(name, owner), {"value": given[name]}) for name in seeds if name in given
+                (
+                    _of_column(name, owner, named=bool({*roles} & {"arm", "name"})),
+                    {"value": given[name]},
+                )
+                for name in seeds
+                if name in given
             ]
         else:
             parts = [(owner, given)]
@@ -99,13 +114,18 @@ def _lines(table: Table) -> Iterator[tuple[int, Mapping[str, Any]]]:
     return ((number, row) for number, row in enumerate(table, start=2) if row)
 
 
-def _metric(row: Mapping[str, Any], file: Path, line: int) -> str:
-    if row.get("metric") is None:
+def _metric(name: Any, file: Path, line: int) -> str:
+    if name is None:
         raise ConfigurationError(
             f"{file}, line {line}, names no metric; name it in the column 'metric', or remove the "
             "line"
         )
-    return str(row["metric"])
+    return str(name)
+
+
+def _column(header: Sequence[str], name: str) -> str | None:
+    """The column of this name, in upper or lower case."""
+    return next((one for one in header if one.lower() == name), None)
 
 
 def _check(header: Sequence[str], step: str | None, file: Path, columns: Columns | None) -> None:
@@ -113,44 +133,52 @@ def _check(header: Sequence[str], step: str | None, file: Path, columns: Columns
         raise ConfigurationError(
             f"{file} has no column of steps; name one of its columns {', '.join(STEP_COLUMNS)}"
         )
-    if "metric" in header and "value" not in header:
+    if _column(header, "metric") and not _column(header, "value"):
         raise ConfigurationError(
             f"{file} has a column 'metric' and no column 'value'; in long form the columns are "
             "run_name, metric, step, value"
         )
 
 
-def _roles(header: Sequence[str], file: Path, columns: Columns | None) -> dict[str, str]:
-    """Role -> its column in this table."""
-    lower = {name.lower(): name for name in reversed(header)}
-    found = {}
-    for role, known in NAMING.items():
-        name = columns and columns.get(role)
-        if name and name not in header:
+def _roles(header: Sequence[str], file: Path, columns: Columns | None) -> dict[str, list[str]]:
+    """Role -> its columns in this table: the one that the user named, or all known ones that the
+    user named for no other role."""
+    stated = columns or {}
+    for name in stated.values():
+        if name not in header:
             raise ConfigurationError(
                 f"{file} has no column '{name}'; it has {', '.join(header)[:300]}"
             )
-        name = name or next((lower[one] for one in known if one in lower), None)
-        if name:
-            found[role] = name
-    return found
-
-
-def _owner(row: Mapping[str, Any], roles: Mapping[str, str], file: Path, line: int | None) -> Owner:
-    given = {
-        role: str(row[name]) for role, name in roles.items() if row.get(name) not in ("", None)
+    free = [name for name in header if name not in stated.values()]
+    roles = {
+        role: [stated[role]]
+        if role in stated
+        else [name for one in known if (name := _column(free, one))]
+        for role, known in NAMING.items()
     }
+    return {role: names for role, names in roles.items() if names}
+
+
+def _owner(
+    row: Mapping[str, Any], roles: Mapping[str, Sequence[str]], file: Path, line: int | None
+) -> Owner:
+    filled = {
+        role: [str(row[name]) for name in names if row.get(name) not in ("", None)]
+        for role, names in roles.items()
+    }
+    given = {role: texts[0] for role, texts in filled.items() if texts}
     parts = [given[role] for role in ("group", "arm", "seed") if role in given]
     of_file = file.stem if file.suffix in (".csv", ".tsv") else file.parent.name or file.name
     name = given.pop("name", None) or "-".join(parts) or of_file
     return Owner(name, line=line, **given)
 
 
-def _of_column(name: str, owner: Owner) -> Owner:
+def _of_column(name: str, owner: Owner, *, named: bool) -> Owner:
     """Of a column that is a run, or a seed of the arm that its row names."""
     arm, seed = arm_and_seed(name)
-    line = None if arm else owner.line
-    return Owner(name, arm or owner.arm or owner.name, str(seed), owner.group, line)
+    if named or not arm:
+        return owner._replace(name=name, arm=owner.arm or owner.name, seed=str(seed))
+    return Owner(name, arm, str(seed), owner.group)
 
 
 def _of_charts(

@@ -69,12 +69,12 @@ def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSONL file; a last line that is cut off is skipped."""
+    """The objects of a JSONL file; a last line that is cut off is skipped, and empty ones."""
     if not path.exists():
         return
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if line.endswith(b"\n") or _is_whole(line):
+            if line.strip() and (line.endswith(b"\n") or _is_whole(line)):
                 place = f"{path}, line {number},"
                 yield _object(_parsed(line, place), place)
 

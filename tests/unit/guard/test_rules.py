@@ -56,7 +56,8 @@ def wobbly(i):
 )
 def test_a_healthy_run_and_values_just_inside_a_threshold_are_fine(rows):
     assert alerts(rows if len(rows) > 7 else [{}] * 12 + rows) == []
-    assert Guard(GuardArguments()).observe({"step": 3, "eval_reward": 0.0}) == []
+    evaluated = {"step": 3, "eval_reward": 0.0, "loss": None, "grad_norm": None, "reward": None}
+    assert Guard(GuardArguments()).observe(evaluated) == []
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,23 @@ def finals_of_names(folder):
     return write(folder / "a.csv", ["Name", "accuracy", "State"], rows)
 
 
+def finals_by_seed_and_metric(folder):
+    rows = [("dr_grpo", 0.5, 0.54, ""), ("std", 0.6, "", 0.1)]
+    return write(folder / "a.csv", ["Name", "acc_seed0", "acc_seed1", "acc_seed3"], rows)
+
+
+def long_finals(folder):
+    rows = [(*place, metric, value) for place, final in RUNS.items()
+            for metric, value in (("accuracy", final), ("length", 40))]  # fmt: skip
+    return write(folder / "a.csv", ["arm", "seed", "Metric", "Value"], rows)
+
+
+def runs_of_wandb(folder):
+    rows = [(arm, "finished", "", seed, 100 + seed, final) for (arm, seed), final in RUNS.items()]
+    header = ["Name", "State", "run_name", "seed", "train/global_step", "eval/reward"]
+    return write(folder / "a.csv", header, rows)
+
+
 def test_the_page_draws_curves_where_there_are_some(tmp_path):
     for form, name, drawn in ((long_form, "a", True), (finals, "b", False)):
         out = tmp_path / name / "out"
@@ -145,7 +162,11 @@ def test_the_page_draws_curves_where_there_are_some(tmp_path):
         assert "http" not in re.sub(r"base64,[^\"]*", "", (out / "report.html").read_text())
 
 
-@pytest.mark.parametrize("form", [finals, finals_by_seed, finals_of_names])
+@pytest.mark.parametrize(
+    "form",
+    [finals, finals_by_seed, finals_by_seed_and_metric, finals_of_names, long_finals,
+     runs_of_wandb],
+)  # fmt: skip
 def test_final_values_alone(form, tmp_path):
     runs = read_runs([form(tmp_path)])
     metric = metric_of(runs, None, "they")
@@ -175,6 +196,25 @@ def test_what_the_user_states_comes_first(tmp_path):
         ("a", 1, "left"), ("a", 2, "left"), ("b", 1, "right"),
     ]  # fmt: skip
     assert {run.arm for run in read_runs([file], Naming({"arm": "side"}))} == {"left", "right"}
+    file = write(tmp_path / "y.csv", ["experiment", "x"], [("left", 0.5), ("right", 0.6)])
+    (left, right) = read_runs([file], Naming({"arm": "experiment"}))
+    assert (left.arm, right.arm) == ("left", "right") and left.group == right.group
+
+
+def test_runs_named_by_their_seeds_are_of_the_folder_above(tmp_path):
+    arms = sorted((folders(tmp_path)).iterdir())
+    for paths in (arms, [seed for arm in arms for seed in sorted(arm.iterdir())]):
+        assert {(run.arm, run.seed) for run in read_runs(paths)} == {*RUNS}
+
+
+def test_files_that_hold_the_same_run_are_not_joined(tmp_path):
+    files = [write(tmp_path / f"seed{n}.csv", ["arm", "accuracy"], [("a", n)]) for n in range(2)]
+    assert [run.series["accuracy"].values for run in read_runs(files)] == [[0.0], [1.0]]
+    with pytest.raises(ConfigurationError, match="both have accuracy of 'a' at step 0"):
+        read_runs([tmp_path])
+    write(tmp_path / "seed1.csv", ["arm", "loss"], [("a", 1)])
+    (run,) = read_runs([tmp_path])
+    assert {*run.series} == {"accuracy", "loss"}
 
 
 WANDB_RUNS = "Name,State,train/global_step,train/train_runtime,eval/reward\n"
@@ -323,6 +363,8 @@ def test_a_difference_of_two_groups_is_not_left_out_one_by_one():
         ("name,x\na,0.5\n", ["--names", "("], "is not a regular expression"),
         ("name,x\na,0.5\n", ["--names", "b"], "finds no arm in the name 'a'"),
         ("run,metric,step\na,x,1\n", [], "no column 'value'"),
+        ("arm,x,x\na,0,0.5\n", [], "has two columns 'x'"),
+        ("arm,x\na,50.5\n", ["--questions", "9"], "a run of 'a' ends at 50.5; give shares"),
         ("a,b\nc,d\n", [], "has no logged steps"),
         ("", [], "is not a CSV file with a header"),
     ],

@@ -107,6 +107,12 @@ def judge_runs(runs: Sequence[Run], metric: str, reference: str | None, rules: R
     against the group's first arm."""
     known = [run for run in runs if run.series.get(metric)]
     arms = list(dict.fromkeys(run.arm for run in known))
+    over = [run for run in known if rules.questions and not 0 <= run.series[metric].values[-1] <= 1]
+    if over:
+        raise ConfigurationError(
+            f"--questions is for shares between 0 and 1, and a run of '{over[0].arm}' ends at "
+            f"{over[0].series[metric].values[-1]:g}; give shares, or leave the option out"
+        )
     chosen = reference or arms[0]
     if chosen not in arms:
         raise ConfigurationError(f"--reference is '{chosen}'; the arms are {', '.join(arms)[:300]}")
