@@ -101,7 +101,9 @@ def test_a_configuration_of_trl_grpo_trains_to_the_same_bits(folder, tiny_model,
 
 
 def test_its_settings_are_those_of_trl(folder, tiny_model):
-    found = load_recipe(write(folder, tiny_model, "ours"))
+    in_trl_alone = "scale_rewards: false\nlora_target_modules: all-linear\n"
+    found = load_recipe(write(folder, tiny_model, "ours", in_trl_alone))
+    assert found.config.scale_rewards == "none" and found.model.lora_target_modules == "all-linear"
     assert (found.profile, found.task.eval_split, found.task.eval_size) == ("none", "test", None)
     assert (found.config.bf16, found.config.learning_rate, found.config.seed) == (False, 1e-2, 42)
     assert found.config.eval_strategy == "no" and found.config.stop is None

@@ -84,6 +84,8 @@ def main(options: argparse.Namespace, words: list[str]) -> int:
             checkpoint, words, recipe=options.recipe, profile=options.profile, scratch=scratch
         )
         check_device(resolved)
+        if resolved.config.process_index == 0:
+            terminal.show_recipe(resolved, everything=False)
         found = evaluate(resolved)
     if resolved.config.process_index != 0:
         return DONE

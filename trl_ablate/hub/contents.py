@@ -56,6 +56,12 @@ class FinishedRun:
         arm, seed = self.record.get("arm"), self.record.get("seed")
         return f"{arm}-seed{seed}" if arm is not None else self.path.resolve().name
 
+    @property
+    def repository(self) -> str:
+        """The name with what the Hub allows in the name of a repository."""
+        allowed = re.sub(r"[^\w.]+|\.{2,}", "-", self.name, flags=re.ASCII).strip("-.")
+        return allowed[:96].rstrip("-.")
+
     @cached_property
     def checkpoints(self) -> dict[str, dict[str, Path]]:
         """`checkpoint_best` and `checkpoint_last`, if they exist: file name -> file."""

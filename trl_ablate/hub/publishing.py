@@ -83,7 +83,7 @@ def _publish(
     private: bool,
     revision: str | None,
 ) -> str:
-    api, name = HfApi(token=secret), repo_id or run.name
+    api, name = HfApi(token=secret), repo_id or run.repository
     name = name if "/" in name else f"{check_token(secret)}/{name}"
     with failures_in_words(name):
         was_private = _open_repository(api, name, private, revision)

@@ -1,10 +1,10 @@
 """Files that settings name: found beside the recipe, and known by their content.
 
-A path in a recipe is relative to the recipe, one of the command line to the working directory, or
-else to the recipe. Where such a file exists, its absolute path takes its place, so that a run can
-be evaluated from anywhere. What identifies a run is not that path: of code and templates, also of
-those with an absolute path, it is the name and the content, of data the path as it was written; see
-`run/identity.py: portable`.
+A path in a recipe is relative to the recipe, or else to the working directory; one of the command
+line the other way round. Where such a file exists, its absolute path takes its place, so that a run
+can be evaluated from anywhere. What identifies a run is not that path: of code and templates, also
+of those with an absolute path, it is the name and the content, of data and models the path as it
+was written; see `run/identity.py: portable`.
 """
 
 import hashlib
@@ -66,9 +66,16 @@ class Anchor:
         return self._file(value, folders) if is_file else value
 
     def _world(self, name: str, folders: tuple[Path, ...]) -> str:
-        """A world's name in full; a world that is a file is known by the file."""
-        file = world_file(name)
-        return in_full(name) if file is None else name.replace(file, self._file(file, folders), 1)
+        """A world's name in full; a world that is a file is known by the file. A model's folder is
+        found as data are."""
+        if (file := world_file(name)) is not None:
+            return name.replace(file, self._file(file, folders), 1)
+        known = name in NAMES_OF_DATASETS or is_miniature(name)
+        path = None if known else _found(name, folders)
+        if path is None:
+            return in_full(name)
+        self.files[path] = name
+        return path
 
     def _file(self, value: str, folders: tuple[Path, ...]) -> str:
         """A file, with the function after it; a reward model's folder is known by its name."""

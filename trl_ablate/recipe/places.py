@@ -74,6 +74,8 @@ def is_shipped_base(recipe: Path) -> bool:
     return recipe.read_bytes() == (SHIPPED / "grpo.yaml").read_bytes()
 
 
+TOY = "miniature"
+"""The profile of machines without a GPU."""
 LARGE_GPU_GIB = 40.0
 """Memory that the profile h100 needs."""
 
@@ -83,7 +85,7 @@ def suitable_profile() -> tuple[str, str]:
     import torch
 
     if not torch.cuda.is_available():
-        return "miniature", "no GPU here"
+        return TOY, "no GPU here"
     memory = torch.cuda.get_device_properties(0).total_memory / 2**30
     seen = f"{torch.cuda.get_device_name(0)} with {memory:.0f} GiB"
     return ("h100" if memory >= LARGE_GPU_GIB else "rtx4090"), seen

@@ -23,7 +23,7 @@ from trl import ModelConfig
 from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError, brief
 from trl_ablate.guard.arguments import GuardArguments
-from trl_ablate.miniature.registry import has_levels
+from trl_ablate.miniature.registry import has_levels, is_miniature
 from trl_ablate.recipe.agreement import (
     check_agreement,
     precision_warnings,
@@ -36,6 +36,7 @@ from trl_ablate.recipe.named_files import BEFORE_CHAINS, Anchor, worlds_in_full
 from trl_ablate.recipe.overrides import read_overrides
 from trl_ablate.recipe.places import (
     NO_PROFILE,
+    TOY,
     beside_or_shipped,
     is_shipped_base,
     own_profile,
@@ -159,14 +160,22 @@ def load_recipe(
             del settings[one], origins[one]
     settings.setdefault("arm", path.stem)
     changes = {key: (base.get(key), value) for key, value in declared.items()} if base else {}
-    return _resolve(path, (name, reason), settings, changes, anchor.files, origins)
+    resolved = _resolve(path, (name, reason), settings, changes, anchor.files, origins)
+    model = str(resolved.model.model_name_or_path)
+    if wanted == "auto" and name == TOY and not is_miniature(model):
+        resolved.warnings.append(
+            f"profile {name} is made for a toy ({reason}), and the model is {model}; name another "
+            "profile, or none"
+        )
+    return resolved
 
 
 def _profile_layer(name: str, recipe: Path, anchor: Anchor) -> dict[str, Any]:
     if name == NO_PROFILE:
         return {}
     file = profile_path(name, recipe)
-    return anchor.settings(checked(read_mapping(file, "profile"), name, loader=()), file.parent)
+    given = checked(read_mapping(file, "profile"), name, loader=())
+    return anchor.settings(given, file.parent, Path())
 
 
 def _fitting(profile: dict[str, Any], asked_for: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,8 +254,8 @@ def _base_and_recipe(
 
 
 def _anchored(settings: dict[str, Any], file: Path, anchor: Anchor) -> dict[str, Any]:
-    """The settings of a recipe's file, with the absolute path of each file beside it."""
-    found = anchor.settings(settings, file.parent)
+    """The settings of a recipe's file, with the absolute path of each file that they name."""
+    found = anchor.settings(settings, file.parent, Path())
     return found | {"profile": own_profile(found["profile"], file)} if "profile" in found else found
 
 

@@ -92,13 +92,17 @@ def _set_environment(variables: Any, path: Path) -> None:
 
 
 def _as_trl_reads(key: str, value: Any) -> Any:
-    """A text in place of a number, a mapping or a boolean is read; all else stays."""
+    """A text in place of a number, a mapping or a boolean is read, and one in place of a list is
+    its only entry; all else stays."""
+    if key == "scale_rewards" and isinstance(value, bool):
+        return "group" if value else "none"
     hint = hints().get(key, Any)
     if not isinstance(value, str) or hint is Any or accepts(hint, value):
         return value
     if admits(hint, bool) and value.lower() in _BOOLEANS:
         return _BOOLEANS[value.lower()]
     try:
-        return parse_yaml(value)
+        read = parse_yaml(value)
     except ValueError:
-        return value
+        read = value
+    return [read] if not accepts(hint, read) and accepts(hint, [read]) else read

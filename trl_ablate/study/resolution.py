@@ -10,6 +10,7 @@ run finds out whether a file defines the function that is named.
 
 import json
 import math
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,9 +31,9 @@ from trl_ablate.miniature.registry import in_full, is_miniature, millions_of_par
 from trl_ablate.named_code import check_file, code_place
 from trl_ablate.prompts.templates import prompt_writer
 from trl_ablate.recipe.agreement import check_quantization
-from trl_ablate.recipe.named_files import base_of
+from trl_ablate.recipe.named_files import Anchor, base_of, profile_of
 from trl_ablate.recipe.overrides import as_word, as_words
-from trl_ablate.recipe.places import suitable_profile
+from trl_ablate.recipe.places import NO_PROFILE, profile_path, suitable_profile
 from trl_ablate.recipe.resolving import Resolved, load_recipe
 from trl_ablate.reward_specs import GYM
 from trl_ablate.run.identity import portable
@@ -168,9 +169,14 @@ def _prove(base: Path, one: ResolvedArm, study: Study) -> None:
     """Rebuild the arm from the base and its declared keys: all settings have to be equal."""
     arm, ours = one.arm, one.settings
     declared = {key: new for key, (_, new) in one.resolved.changes.items()}
-    overrides = {**declared, **study.overrides, **arm.overrides, "seed": arm.seeds[0]}
-    extended = base != study.arms[0].recipe
-    again = load_recipe(base, study.profile, overrides, as_base=extended)
+    given = {**study.overrides, **arm.overrides}
+    given = Anchor().settings(given, Path(), arm.recipe.parent)  # not those beside the base
+    overrides = {**declared, **given, "seed": arm.seeds[0]}
+    first = study.arms[0].recipe
+    profile = profile_of(first, study.profile)
+    if profile not in ("auto", NO_PROFILE):
+        profile = os.path.abspath(profile_path(profile, first))
+    again = load_recipe(base, profile, overrides, as_base=base != first)
     rebuilt = ResolvedArm(arm, again).settings
     for key in sorted(ours):
         if ours[key] != rebuilt.get(key):

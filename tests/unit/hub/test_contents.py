@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from huggingface_hub.utils import validate_repo_id
 
 from tests.unit.hub.conftest import MODEL, TOKEN
 from trl_ablate.errors import ConfigurationError
@@ -83,6 +84,18 @@ def test_what_the_run_kept_as_its_best_is_the_best(directory):
     files = run.files()
     assert "checkpoint_best/best.json" in files and "best.json" not in files
     assert files["alerts.jsonl"] == b'{"rule": "length", "said": "<masked>"}\n'
+
+
+@pytest.mark.parametrize(
+    ("arm", "name"),
+    [("no baseline", "no-baseline-seed0"), ("none--3e-05", "none-3e-05-seed0"),
+     ("a..b_", "a-b_-seed0"), ("-" + "é" * 200, "seed0"), ("a" * 200, "a" * 96)],
+)  # fmt: skip
+def test_the_hub_allows_the_default_name_of_a_repository(directory, arm, name):
+    write_json(directory.run_file, {**directory.read(), "arm": arm, "seed": 0})
+    found = read_run(directory).repository
+    assert found == name
+    validate_repo_id(f"me/{found}")
 
 
 def test_a_half_written_last_line_is_left_out(directory):

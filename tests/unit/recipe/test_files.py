@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from trl_ablate import ConfigurationError, load_recipe
+from trl_ablate.recipe.places import suitable_profile
 from trl_ablate.recipe.resolving import resolve_run
 from trl_ablate.recipe.strict import read_mapping
 from trl_ablate.run.directory import RunDirectory
@@ -66,6 +67,25 @@ def test_a_word_of_the_command_line_is_relative_to_the_working_directory(tmp_pat
     words = ["--reward_funcs", "own.py:f", "reward.py:score"]
     task = load_recipe(recipe, overrides=words).task
     assert task.reward_funcs == [f"{tmp_path}/own.py:f", f"{tmp_path}/task/reward.py:score"]
+
+
+def test_what_is_not_beside_the_recipe_is_in_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "reward.py").write_text("def score(completions, **kwargs): return [0.0]\n")
+    recipe = tmp_path / "recipes" / "mine.yaml"
+    recipe.write_text(
+        "extends: grpo.yaml\nmodel_name_or_path: ./model\nreward_funcs: ['reward.py:score']\n"
+        "template: reasoning_xml\ndataset: miniature/chains\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    resolved = load_recipe(recipe, "miniature")
+    assert resolved.task.reward_funcs == [f"{tmp_path}/reward.py:score"]
+    assert resolved.model.model_name_or_path == f"{tmp_path}/model"
+    assert resolved.files[f"{tmp_path}/model"] == "./model"
+    assert resolved.files[f"{tmp_path}/reward.py"].startswith("reward.py@")
+    (told,) = load_recipe(recipe).warnings if suitable_profile()[0] == "miniature" else ("",)
+    assert told == "" or "profile miniature is made for a toy" in told
 
 
 def test_a_template_of_a_file_has_no_stop_strings(tmp_path):

@@ -180,6 +180,36 @@ def test_a_plan_refuses_what_its_runs_would_refuse(write, tmp_path, case):
     assert planned(study).arms  # for the report of runs that are done
 
 
+OWN = """\
+question: Why?
+arms: {a: mine.yaml, b: {recipe: mine.yaml, overrides: {reward_funcs: ["reward.py:score"]}}}
+seeds: [0]
+"""
+
+
+@pytest.mark.parametrize(
+    ("recipe", "profile"),
+    [
+        ("profile: miniature\n", ""),
+        ("profile: own\n", ""),
+        ("", "profile: own\n"),
+        ("", "profile: profiles/own.yaml\n"),
+    ],
+)
+def test_files_and_profiles_are_those_of_the_arms_not_of_their_base(
+    tmp_path, monkeypatch, recipe, profile
+):
+    task = tmp_path / "task"
+    (task / "profiles").mkdir(parents=True)
+    (task / "profiles" / "own.yaml").write_text("use_cpu: true\n")
+    (task / "reward.py").write_text("def score(completions, **kwargs): return [0.0]\n")
+    (task / "mine.yaml").write_text(f"extends: grpo.yaml\nbeta: 0.1\n{recipe}")
+    (task / "study.yaml").write_text(OWN + profile)
+    monkeypatch.chdir(tmp_path)
+    plan = planned(task / "study.yaml")
+    assert [arm.values["reward_funcs"] for arm in plan.arms] == [None, [f"{task}/reward.py:score"]]
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
