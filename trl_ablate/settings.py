@@ -51,10 +51,18 @@ class Range:
         return " and ".join(f"{word} {end}" for end, word in ends if end is not None)
 
 
+class Metadata(dict):
+    """Of a field. Parsers of transformers and TRL give a copy of it to argparse."""
+
+    def copy(self) -> dict[str, Any]:
+        return {"help": self["help"]}
+
+
 def setting(default: Any, text: str, role: Role | tuple[Role, ...] = (), **limits: float) -> Any:
     """A field of a dataclass; `text` is its help on the command line, `limits` are a `Range`."""
     roles = (role,) if isinstance(role, str) else role
-    return field(default=default, metadata={"help": text, "range": Range(**limits), "roles": roles})
+    known = Metadata(help=text, range=Range(**limits), roles=roles)
+    return field(default=default, metadata=known)
 
 
 def names_with(group: type, *roles: Role) -> tuple[str, ...]:

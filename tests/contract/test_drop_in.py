@@ -20,11 +20,13 @@ from peft import (
     get_peft_model,
 )
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, ScriptArguments, TrlParser
 
 from tests.contract.alike import (
     MODES,
     ROWS,
+    SGD,
+    SHIPPED,
     UNEVEN,
     Script,
     digits,
@@ -58,6 +60,15 @@ def test_the_constructor_takes_what_trls_does(tiny_model, tmp_path, monkeypatch)
         AblationTrainer(f"owner/{tiny_model.split('/')[-1]}", digits)
     assert type(made[0]) is AblationConfig
     assert made[0].output_dir == f"{tiny_model.split('/')[-1]}-GRPO"
+
+
+def test_trls_parser_reads_the_configuration_beside_its_own(tmp_path):
+    words = f"--dataset_name x --output_dir {tmp_path} --baseline none --scale_rewards none"
+    parser = TrlParser((ScriptArguments, AblationConfig, ModelConfig))
+    more = ["--use_cpu", "--bf16", "false", "--stop", "</answer>"]
+    _, config, _ = parser.parse_args_and_config([*words.split(), *more])
+    assert (config.baseline, config.scale_rewards) == ("none", "none")
+    assert config.stop == ["</answer>"]
 
 
 SETTINGS = [
@@ -174,6 +185,50 @@ def test_reward_functions(both, rewards, settings):
         )
         assert len(theirs) == 8
         pandas.testing.assert_frame_equal(mine[list(theirs.columns)], theirs)
+
+
+def test_rewards_of_one_name_are_told_apart(both):
+    functions = [lambda completions, **given: digits(completions, **given),
+                 lambda completions, **given: [len(one) / 100 for one in completions]]  # fmt: skip
+    trainer = both(reward_funcs=functions).one_shot(reward_weights=[1.0, 10.0], max_steps=1)
+    assert trainer.reward_func_names == ["<lambda>", "<lambda>_2"]
+    trainer.train()
+    found = trainer.evaluate()
+    first, second = (found[f"eval_rewards/{name}/mean"] for name in trainer.reward_func_names)
+    assert second > 0 and found["eval_reward"] == pytest.approx(first + 10 * second)
+
+
+def test_a_subclass_may_change_rewards_and_give_advantages_to_tokens(both):
+    def changed(kind):
+        class Changed(kind):
+            def _calculate_rewards(self, *given):
+                return super()._calculate_rewards(*given) ** 2
+
+            def _generate_and_score_completions(self, inputs):
+                output = super()._generate_and_score_completions(inputs)
+                width = output["completion_mask"].size(1)
+                return {**output, "advantages": output["advantages"][:, None].expand(-1, width)}
+
+        return Changed
+
+    pair, settings = both(rollout_func=unequal), {**SGD, "steps_per_generation": 4}
+    ours = pair._build(changed(AblationTrainer), AblationConfig, {**SHIPPED, **settings})
+    ours.train()
+    stock = pair._build(changed(GRPOTrainer), GRPOConfig, settings)
+    before = weights(stock).clone()
+    stock.train()
+    torch.testing.assert_close(weights(ours), weights(stock), atol=1e-5, rtol=0)
+    plain = both(rollout_func=unequal).stock(**settings)
+    plain.train()
+    assert all((weights(stock) - one).abs().max() > 1e-4 for one in (weights(plain), before))
+
+
+def test_a_rollout_function_may_return_tensors(both):
+    def as_tensors(prompts, trainer):
+        rollouts = unequal(prompts, trainer)
+        return {**rollouts, "completion_ids": [*map(torch.tensor, rollouts["completion_ids"])]}
+
+    train_alike(both(rollout_func=as_tensors))
 
 
 @pytest.fixture

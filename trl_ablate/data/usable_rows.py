@@ -1,5 +1,6 @@
 """The question of a row: which of its columns are the question, the answer and the prompt."""
 
+import ctypes
 import re
 from typing import Any, NamedTuple
 
@@ -109,7 +110,7 @@ def _text(values: dict[str, Any], columns: tuple[str, ...]) -> tuple[str, str]:
         raise BadRowError(_no_column(values, *columns))
     value = values[column]
     if isinstance(value, int | float) and not isinstance(value, bool):
-        value = str(value)
+        value = str(_as_written(value))
     if value is None or value == "nan":
         raise BadRowError(f"no value in column {column!r}")
     if not isinstance(value, str):
@@ -117,6 +118,12 @@ def _text(values: dict[str, Any], columns: tuple[str, ...]) -> tuple[str, str]:
     if not value.strip():
         raise BadRowError(f"empty {column}")
     return column, value
+
+
+def _as_written(value: float) -> float:
+    """0.1 for 0.10000000149011612, as a column of float32 holds it."""
+    shorter = (float(f"{value:.{digits}g}") for digits in (6, 7, 8, 9) if isinstance(value, float))
+    return next((short for short in shorter if ctypes.c_float(short).value == value), value)
 
 
 def _no_column(values: dict[str, Any], *columns: str) -> str:

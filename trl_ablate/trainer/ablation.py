@@ -70,6 +70,7 @@ from trl_ablate.trainer.groups import (
     Scored,
     check_outcome_gate,
     scored,
+    told_apart,
     with_advantages,
 )
 from trl_ablate.trainer.loss_metrics import RatioSums, RowMetrics, metric_sums, sums_of_ratio
@@ -144,6 +145,7 @@ class AblationTrainer(GRPOTrainer):
         factories: Any = self.environment_factories
         self.evaluation_environments = {name: [] for name in factories or ()}
         self.described = Described([], [])
+        self.reward_func_names = told_apart(self.reward_func_names)
         check_outcome_gate(args, self.reward_func_names)
         if args.group_filter == "resample":
             check_dataset(self.train_dataset)
@@ -173,12 +175,12 @@ class AblationTrainer(GRPOTrainer):
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         with self.phases.phase("reward"):
-            self._rewards_NF = super()._calculate_rewards(
+            rewards_NF = super()._calculate_rewards(
                 inputs, prompts, completions, completion_ids_list
             )
         if "answer" in inputs[0]:
             self._log_completion_extra("ground_truth", [row["answer"] for row in inputs])
-        return self._rewards_NF
+        return rewards_NF
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         with self.phases.phase("rollout"):
@@ -198,7 +200,13 @@ class AblationTrainer(GRPOTrainer):
     def scored(self, inputs: list[dict[str, Any]], turn: int = 0) -> Scored:
         """Generate and score in one call of TRL, the first or a later one of a rollout batch."""
         args, training = self.args, self.model.training
-        with replaced(self, **self._left_to_us()):
+        computed = self._calculate_rewards  # of a subclass, too
+
+        def kept(*given):
+            self._rewards_NF = computed(*given)
+            return self._rewards_NF
+
+        with replaced(self, _calculate_rewards=kept, **self._left_to_us()):
             output = super()._generate_and_score_completions(inputs)
         if self.mask_truncated_completions and self.stop.strings:
             local = self._setting().local_rows(len(output["completion_mask"]))
@@ -393,10 +401,10 @@ class AblationTrainer(GRPOTrainer):
 
     def _generate(self, prompts: list):
         generated = super()._generate(prompts)
-        self._completion_ids = generated[1]
-        self.described = describe(
-            self._setting(), self.stop, self._tokenizer, generated[1], generated[2]
-        )
+        # A rollout function may return tensors
+        ids = [one if isinstance(one, list) else [*map(int, one)] for one in generated[1]]
+        self._completion_ids = ids
+        self.described = describe(self._setting(), self.stop, self._tokenizer, ids, generated[2])
         return generated
 
     # Evaluation and logging

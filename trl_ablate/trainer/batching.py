@@ -104,8 +104,8 @@ def trim(batch: Batch, multiple: int = 1) -> Batch:
     trimmed = dict(batch)
     for key in PROMPT_KEYS:
         trimmed[key] = batch[key][:, start:]
-    for key in COMPLETION_KEYS:
-        if key in batch and batch[key].size(1) == width:
+    for key in (*COMPLETION_KEYS, "advantages"):  # a subclass may give one to each token
+        if key in batch and batch[key].shape[1:] == (width,):
             trimmed[key] = batch[key][:, :end]
     return trimmed
 

@@ -87,6 +87,12 @@ class Rewards:
         return torch.tensor([one == name for one in self.names])
 
 
+def told_apart(names: Sequence[str]) -> list[str]:
+    """The names of reward functions, with a number where TRL calls two alike, such as lambdas."""
+    before = [names[:place].count(name) for place, name in enumerate(names)]
+    return [f"{name}_{n + 1}" if n else name for name, n in zip(names, before, strict=True)]
+
+
 def check_outcome_gate(config: Any, names: list[str]) -> None:
     """Refuse the name of a reward function that does not exist."""
     gate = config.outcome_gate

@@ -292,7 +292,10 @@ def bonus_of_kept_groups(trainer: Any, inputs: Batch):
     scaled = ("entropy_coef_delta", "entropy_coef_min", "entropy_coef_max")
     with replaced(args, **{name: getattr(args, name) * factor for name in scaled}):
         trainer.entropy_coef = raised = own * factor
-        yield
-    trainer.entropy_coef = own if trainer.entropy_coef == raised else trainer.entropy_coef / factor
+        try:
+            yield
+        finally:
+            now = trainer.entropy_coef
+            trainer.entropy_coef = own if now == raised else now / factor
     if trainer.accelerator.sync_gradients:
         trainer._metrics["train"]["entropy_coef"][-1] = trainer.entropy_coef

@@ -42,6 +42,7 @@ from trl_ablate.named_code import waited_for
 from trl_ablate.rewards.own.chosen import Rewards
 from trl_ablate.run.untrusted import on_one_line
 from trl_ablate.trainer.generation import evaluation_generation_kwargs, sampling_by
+from trl_ablate.trainer.groups import told_apart
 from trl_ablate.trainer.rollouts import completion_metrics
 from trl_ablate.trainer.seeding import own_randomness
 from trl_ablate.trainer.temporary import replaced
@@ -59,7 +60,7 @@ def own_rewards(trainer: Any, key: str) -> AbstractContextManager[None]:
     return replaced(
         trainer,
         reward_funcs=[_plain(one) for one in own.functions],
-        reward_func_names=[get_callable_name(one) for one in own.functions],
+        reward_func_names=told_apart([get_callable_name(one) for one in own.functions]),
         reward_weights=torch.tensor(own.weights).to(trainer.reward_weights),
         reward_processing_classes=[None] * len(own.functions),
     )

@@ -126,10 +126,7 @@ class XrayTrainer(AblationTrainer):
                 f"{', '.join(stored.reward_names)}, and '{self.args.arm}' has "
                 f"{', '.join(self.reward_func_names)}; draw new rollouts with another --output"
             )
-        self._rewards_NF = torch.tensor(
-            stored.rewards_NF, dtype=torch.float32, device=self.accelerator.device
-        )
-        return self._rewards_NF
+        return torch.tensor(stored.rewards_NF, dtype=torch.float32, device=self.accelerator.device)
 
     def scored(self, inputs: list[dict[str, Any]], turn: int = 0) -> Scored:
         found = super().scored(inputs, turn)

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from datetime import date
 
 import pytest
 
@@ -32,10 +33,12 @@ def test_a_run_that_ends_badly_says_why(tmp_path, error, status, reason):
 
 
 def test_what_json_cannot_say_is_null_and_a_line_cut_off_by_a_kill_is_left_out(tmp_path):
-    append_jsonl(tmp_path / "m.jsonl", {"loss": math.nan, "grad_norm": math.inf, "step": 1})
+    broken = {"loss": math.nan, "grad_norm": math.inf, "of": [{"it": math.nan}], "at": date.max}
+    append_jsonl(tmp_path / "m.jsonl", broken)
     with (tmp_path / "m.jsonl").open("a") as file:
         file.write('{"step": 2, "rew')
-    assert list(read_jsonl(tmp_path / "m.jsonl")) == [{"loss": None, "grad_norm": None, "step": 1}]
+    (row,) = read_jsonl(tmp_path / "m.jsonl")
+    assert row == {"loss": None, "grad_norm": None, "of": [{"it": None}], "at": "9999-12-31"}
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):

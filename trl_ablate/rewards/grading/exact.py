@@ -106,7 +106,8 @@ def _compare_shapes(answer: Reading, gold: Reading) -> bool | None:
     around = [brackets(one.value) for one in (answer, gold)]
     if all(around) and around[0] != around[1]:
         return False
-    if _ENDS_IN_UNIT.search(answer.value) and not _ENDS_IN_UNIT.search(gold.value):
+    units = [_ENDS_IN_UNIT.search(one.value) for one in (answer, gold)]
+    if any(units) and not all(units):
         return None  # the letters may be a unit that is not in the table
     ours, theirs = answer.approximations, gold.approximations
     if ours is not None and theirs is not None:
