@@ -1,13 +1,18 @@
 """Weights and optimizer states in few bits learn; the precision of the smallest GPU's profile loses
 no small updates."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+from accelerate import FullyShardedDataParallelPlugin
 from peft import LoraConfig
 from transformers import BitsAndBytesConfig
+from trl import GRPOTrainer
 
 from tests.support.tiny_models import save_tiny_qwen2
-from trl_ablate import load_recipe
+from trl_ablate import AblationTrainer, load_recipe
 from trl_ablate.recipe.agreement import TYPICAL_WEIGHT, smallest_learning_rate
 from trl_ablate.recipe.places import SHIPPED
 
@@ -86,3 +91,17 @@ def test_an_adapter_over_4_bit_weights_learns(make_trainer):
     trainer.train()
     after = [p.detach() for p in trainer.model.parameters() if p.requires_grad]
     assert any(not torch.equal(a, b) for a, b in zip(after, before, strict=True))
+
+
+def test_fsdp_2_rounds_no_log_probabilities(monkeypatch):
+    """They are what the forward pass returns, and a ratio of 1.0001 would be 1 in bfloat16."""
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+    plugin.set_mixed_precision("bf16")
+    assert plugin.mixed_precision_policy.output_dtype is torch.bfloat16
+    trainer: Any = AblationTrainer.__new__(AblationTrainer)
+    trainer.is_fsdp_enabled = True
+    trainer.accelerator = SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin))
+    monkeypatch.setattr(GRPOTrainer, "create_accelerator_and_postprocess", lambda self: None)
+    trainer.create_accelerator_and_postprocess()
+    policy = plugin.mixed_precision_policy
+    assert (policy.param_dtype, policy.output_dtype) == (torch.bfloat16, None)

@@ -16,6 +16,8 @@ _init = AcceleratorState.__init__
 def with_fsdp(self: Any, *given, fsdp_plugin: Any = None, **named) -> None:
     _init(self, *given, fsdp_plugin=fsdp_plugin, **named)
     if fsdp_plugin is not None and self.distributed_type == DistributedType.MULTI_CPU:
+        if self.mixed_precision != "no":
+            fsdp_plugin.set_mixed_precision(self.mixed_precision)
         self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
         PartialState._shared_state["distributed_type"] = DistributedType.FSDP
 

@@ -21,6 +21,8 @@ from trl_ablate.plan.sizes import GIB, GPUS, Gpu, Shape, shape_of
 ROOM = 0.95
 """Of a card's memory: the rest is lost to fragmentation."""
 WIDTH = {"float32": 4, "bfloat16": 2}
+QUANTIZED = {"8bit": 1.0, "4bit": 0.56}
+"""Bytes of a weight with its share of the scales."""
 STATES = {"adamw": 8, "adamw_bf16": 4, "adamw_8bit": 2}
 """Bytes of both of Adam's states for one parameter."""
 ACTIVATIONS_OF_HIDDEN = 24
@@ -80,11 +82,18 @@ class Estimate:
             states += (STATES["adamw"] - STATES["adamw_8bit"]) * self.shape.embedding
         weights = float(self.width * self.trained)
         if setup.lora_rank:
-            weights += 2 * self.shape.parameters
+            weights += self._frozen
         parts = {"weights": weights / self.shards, "optimizer states": states / self.shards}
         if setup.reference and not setup.lora_rank:  # or else it is the model without its adapters
             parts["reference model"] = self.width * self.shape.parameters / self.shards
         return parts
+
+    @property
+    def _frozen(self) -> float:
+        """Bytes of the weights below adapters; the embedding is never quantized."""
+        body = self.shape.parameters - self.shape.embedding
+        width = QUANTIZED.get(self.setup.quantized, self.width)
+        return width * body + self.width * self.shape.embedding
 
     @cached_property
     def bytes_training(self) -> dict[str, float]:
@@ -93,7 +102,8 @@ class Estimate:
         parts["gradients"] = self.width * self.trained / self.shards
         if setup.weights == "float32":
             held = shape.parameters if self.shards == 1 else 2 * shape.of_a_layer
-            parts["bfloat16 copies by autocast"] = 2.0 * (0 if setup.lora_rank else held)
+            passing = setup.lora_rank and (setup.checkpointing or setup.quantized != "none")
+            parts["bfloat16 copies by autocast"] = 2.0 * (0 if passing else held)
         elif self.shards > 1:
             parts["gathered layers"] = 2.0 * 2 * shape.of_a_layer
         parts["activations"] = setup.microbatch * self.longest * self._activations()

@@ -15,6 +15,7 @@ from trl_ablate.plan.sizes import GPUS, MODELS
 
 Precision = Literal["float32", "bfloat16"]
 Optimizer = Literal["adamw", "adamw_bf16", "adamw_8bit"]
+Quantized = Literal["none", "8bit", "4bit"]
 Sharding = Literal["none", "zero3"]
 Engine = Literal["vllm", "transformers"]
 
@@ -51,7 +52,8 @@ class Setup:
     start_s: float = assumed(90.0, "imports, loading the model, starting the engine", 0)
 
     microbatch: int = assumed(4, "rows of a microbatch on a card")
-    weights: Precision = assumed("float32", "precision of the weights that are trained")
+    weights: Precision = assumed("float32", "precision in which weights are loaded")
+    quantized: Quantized = assumed("none", "bits of frozen weights, but those of the embedding")
     optimizer: Optimizer = assumed("adamw", "AdamW with states of 32, 16 or 8 bits")
     checkpointing: bool = assumed(False, "gradient checkpointing: activations computed twice")
     sharding: Sharding = assumed(
@@ -164,6 +166,9 @@ def from_recipe(settings: Mapping[str, Any], profile: str) -> dict[str, Any]:
         found["optimizer"] = OPTIMIZERS.get(given["optim"], "adamw")
     found["engine"] = "vllm" if given.get("use_vllm") else "transformers"
     found["lora_rank"] = given.get("lora_r", 0) if given.get("use_peft") else 0
+    for bits in ("8bit", "4bit"):
+        if given.get(f"load_in_{bits}"):
+            found["quantized"] = bits
     found["padded"] = given.get("trim_microbatches") is False
     if (
         "num_generations" in given

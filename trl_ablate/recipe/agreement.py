@@ -108,13 +108,18 @@ def reward_names(task: TaskArguments) -> tuple[str, ...]:
     return tuple(one.name or one.path for one in specs)
 
 
-def check_quantization(model: ModelConfig) -> None:
-    """Quantized weights cannot be trained; only adapters on top of them can."""
+def check_quantization(config: AblationConfig, model: ModelConfig) -> None:
+    """Quantized weights cannot be trained; only adapters on top of them can, without an engine."""
     asked = [name for name in ("load_in_8bit", "load_in_4bit") if getattr(model, name)]
     if asked and not model.use_peft:
         raise ConfigurationError(
             f"{asked[0]} needs use_peft: quantized weights are not trained, adapters on top of "
             "them are; set use_peft to true, or remove the setting"
+        )
+    if asked and config.use_vllm:
+        raise ConfigurationError(
+            f"{asked[0]} and use_vllm: the engine would sample from other weights, and recent vLLM "
+            "loads none that bitsandbytes quantizes; set use_vllm to false, or remove the setting"
         )
 
 

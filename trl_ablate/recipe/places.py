@@ -76,7 +76,7 @@ def is_shipped_base(recipe: Path) -> bool:
 
 TOY = "miniature"
 """The profile of machines without a GPU."""
-LARGE_GPU_GIB = 40.0
+LARGE_GPU_GIB = 60.0
 """Memory that the profile h100 needs."""
 
 

@@ -285,7 +285,7 @@ def _check_success(study: Study, arms: Iterable[ResolvedArm]) -> None:
 
 def _check_start(resolved: Resolved) -> None:
     task, config = resolved.task, resolved.config
-    check_quantization(resolved.model)
+    check_quantization(config, resolved.model)
     for setting in named("code"):
         for place in map(code_place, texts_in(getattr(task, setting))):
             if place is not None and place.is_file:

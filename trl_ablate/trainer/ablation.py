@@ -28,6 +28,7 @@ No code of TRL is copied. Each override calls `super()` and changes its input or
 
 import inspect
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ from trl_ablate.trainer.forward_passes import (
 from trl_ablate.trainer.generation import (
     StopStrings,
     backend_generation_kwargs,
+    check_turns,
     evaluation_generation_kwargs,
     sampling_by,
 )
@@ -160,6 +162,7 @@ class AblationTrainer(GRPOTrainer):
         self._row_metrics = RowMetrics(self._metrics["train"], self._setting().gather)
         self.mismatch = MismatchCorrection(args)
         check_sampled_here(args, self.rollout_func)
+        check_turns(self)
         self.sampler = Sampler(args)
         clock = GRPOStepClock(args.grpo_steps_per_optimizer_step)
         self.callback_handler.callbacks.insert(1, clock)  # behind `DefaultFlowCallback`
@@ -170,6 +173,14 @@ class AblationTrainer(GRPOTrainer):
 
     # The signature that `inspect` and editors show. `*more` passes on what each TRL release takes.
     __init__.__signature__ = inspect.signature(GRPOTrainer.__init__)  # pyright: ignore[reportFunctionMemberAccess]
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """FSDP 2 would round log-probabilities, which its forward pass returns, to bfloat16."""
+        super().create_accelerator_and_postprocess()
+        plugin: Any = self.accelerator.state.fsdp_plugin if self.is_fsdp_enabled else None
+        if plugin and plugin.fsdp_version == 2 and plugin.mixed_precision_policy:
+            policy = replace(plugin.mixed_precision_policy, output_dtype=None)
+            plugin.mixed_precision_policy = policy
 
     # Advantages
 

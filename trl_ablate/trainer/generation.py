@@ -22,8 +22,10 @@ from transformers import (
     StoppingCriteriaList,
     StopStringCriteria,
 )
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 from trl_ablate.config import AblationConfig
+from trl_ablate.errors import ConfigurationError
 from trl_ablate.trainer.temporary import replaced
 
 
@@ -32,10 +34,36 @@ def backend_generation_kwargs(config: AblationConfig) -> dict[str, Any] | None:
     given: Any = config.generation_kwargs or {}
     stop: dict[str, Any] = {}
     if config.use_vllm and config.stop:
-        stop = {"stop": config.stop, "include_stop_str_in_output": True}
+        # With special tokens, as transformers reads them; TRL takes token ids alone
+        as_read = {"include_stop_str_in_output": True, "skip_special_tokens": False}
+        stop = {"stop": config.stop, **as_read}
     name = "min_tokens" if config.use_vllm else "min_new_tokens"
     least = {name: config.min_tokens} if config.min_tokens else {}
     return {**given, **stop, **least} or None
+
+
+def check_turns(trainer: Any) -> None:
+    """Refuse tools and environments where a turn takes all processes: in TRL each process asks for
+    as many further turns as its own completions need."""
+    config = trainer.args
+    if config.world_size == 1 or not (trainer.tools or trainer.environment_factories):
+        return
+    asleep = config.use_vllm and config.vllm_enable_sleep_mode
+    sharded = trainer.is_fsdp_enabled or is_deepspeed_zero3_enabled()
+    together = {
+        "vllm_mode: server": config.use_vllm and config.vllm_mode == "server",
+        "vllm_tensor_parallel_size": config.use_vllm and config.vllm_tensor_parallel_size > 1,
+        "sharded weights with vllm_enable_sleep_mode": sharded and asleep,
+        "sharded weights without vLLM": sharded and not config.use_vllm,
+    }
+    for setting, given in together.items():
+        if given:
+            raise ConfigurationError(
+                f"tools and environments take further turns on each of {config.world_size} "
+                f"processes alone, and {setting} needs all in each turn, so that they would mix "
+                "completions or hang; use one process, or vllm_mode: colocate with one GPU for "
+                "each engine and, if weights are sharded, vllm_enable_sleep_mode: false"
+            )
 
 
 def evaluation_generation_kwargs(config: AblationConfig) -> dict[str, Any]:

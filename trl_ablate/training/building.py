@@ -83,7 +83,7 @@ def build_trainer(
     resolved: Resolved, grader: MathGrader, callbacks: list[TrainerCallback] | None = None
 ) -> AblationTrainer:
     """Load everything a recipe names and put it together."""
-    check_quantization(resolved.model)
+    check_quantization(resolved.config, resolved.model)
     check_optimizer(resolved.config)
     check_loader(resolved.config)
     check_generation_config(resolved.config)

@@ -31,6 +31,8 @@ from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.run.failures import is_disk_full
 from trl_ablate.trainer.temporary import replaced
 
+logger = logging.get_logger(__name__)
+
 
 @contextmanager
 def one_sentence(what: str, remedy: str, failed: str = " could not be loaded"):
@@ -262,9 +264,12 @@ def silent():
 
 def checked_tokenizer(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:
     """Its tokenizer, once its files were found to be whole."""
+    if is_adapter(model):
+        raise ConfigurationError(
+            f"{model} is an adapter, and a training starts from a whole model; name its base, or "
+            "save the two merged (peft's merge_and_unload) and name that folder"
+        )
     with one_sentence(f"model {model}", "restore its files, or give another --model_name_or_path"):
-        if is_adapter(model):
-            return load_tokenizer(model, resolved)
         config, tokenizer = check_model(model, resolved), load_tokenizer(model, resolved)
         check_vocabulary(tokenizer, config, model)
         return tokenizer
@@ -275,6 +280,13 @@ def merged_adapter(folder: str, resolved: Resolved) -> PreTrainedModel:
     from peft import AutoPeftModelForCausalLM
 
     dtype = resolved.model.dtype or "float32"
+    if resolved.model.load_in_4bit or resolved.model.load_in_8bit:
+        logger.warning(
+            "the adapter of %s was trained on quantized weights, and is evaluated on those of %s: "
+            "other numbers than in the training, and more memory (--dtype bfloat16 takes half of "
+            "float32)",
+            *(folder, dtype),
+        )
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Found missing adapter keys")
         adapted: Any = AutoPeftModelForCausalLM.from_pretrained(folder, dtype=dtype)

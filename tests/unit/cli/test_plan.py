@@ -65,6 +65,10 @@ def test_settings_of_a_recipe_and_its_profile_and_options_over_them(capsys):
     ).items()
 
 
+def test_quantized_weights(capsys):
+    assert assumed(capsys, "qlora", "--profile", "rtx4090")["quantized"] == "4bit"
+
+
 def test_sizes_in_names():
     assert size_in("Qwen/Qwen2.5-Math-1.5B") == "1.5B"
     assert size_in("Qwen/Qwen2.5-7B-Instruct") == "7B"

@@ -161,11 +161,26 @@ def test_savings_save():
         assert (other < one) is saves, name
 
 
+def test_frozen_weights_have_the_size_in_which_they_are_loaded():
+    shape = shape_of("1.5B")
+    body = shape.parameters - shape.embedding
+    for how, size, copies in (
+        ({}, 4 * shape.parameters, 2 * shape.parameters),
+        ({"checkpointing": True}, 4 * shape.parameters, 0),
+        ({"weights": "bfloat16"}, 2 * shape.parameters, 0),
+        ({"quantized": "4bit"}, 0.56 * body + 4 * shape.embedding, 0),
+    ):
+        found = plan(Setup(lora_rank=8, **how)).bytes_training
+        adapters = shape.adapter(8) * (2 if "weights" in how else 4)
+        assert found["weights"] == pytest.approx(size + adapters)
+        assert found.get("bfloat16 copies by autocast", 0) == copies
+
+
 BASE = Setup(gpus=2, sharding="zero3", epochs=2, extra_forwards=1, engine_share=0.2, gpu="a100")
 OTHER = {
     "model": "3B", "gpu": "h200", "gpus": 4, "sharding": "none", "weights": "bfloat16",
     "optimizer": "adamw_bf16", "engine": "transformers", "rollouts": 512, "max_length": 2048,
-    "microbatch": 1, "lora_rank": 4, "layer_ms": 20.0,
+    "microbatch": 1, "lora_rank": 4, "layer_ms": 20.0, "quantized": "4bit",
 }  # fmt: skip
 
 
@@ -180,7 +195,8 @@ def another(name: str):
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_ignoring_an_option_would_show(name):
-    answers = [plan(setup).to_dict() for setup in (BASE, replace(BASE, **{name: another(name)}))]
+    base = replace(BASE, lora_rank=8 if name == "quantized" else 0)
+    answers = [plan(setup).to_dict() for setup in (base, replace(base, **{name: another(name)}))]
     for answer in answers:
         del answer["assumptions"]
     assert answers[0] != answers[1]

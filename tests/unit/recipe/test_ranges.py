@@ -67,7 +67,10 @@ REFUSED = {
         ({"lr_scheduler_type": "warmup_stable_decay"}, "lr_scheduler_type is 'warmup_stable_d"),
         (COSINE, "is 'cosine', with lr_scheduler_kwargs {'x': 1}, .*argument 'x'"),
     ],
-    check_quantization: [({"load_in_4bit": True}, "load_in_4bit needs use_peft: quantized weight")],
+    check_quantization: [
+        ({"load_in_4bit": True}, "load_in_4bit needs use_peft: quantized weight"),
+        ({"load_in_8bit": True, "use_peft": True, "use_vllm": True}, "load_in_8bit and use_vllm"),
+    ],
     check_loader: [
         ({"dataloader_persistent_workers": True}, "persistent_workers .*cannot be made here"),
         ({LOADER: "fork"}, f"{LOADER} .*cannot be made here"),
@@ -102,12 +105,13 @@ def test_what_cannot_be_made_is_refused_before_anything_is_loaded(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("transformers.utils.is_optimum_quanto_available", lambda: False)
     resolved = resolve(**settings)
-    parts = {check_device: resolved, check_quantization: resolved.model}
+    parts = {check_device: (resolved,), check_quantization: (resolved.config, resolved.model)}
+    given: tuple = parts.get(check, (resolved.config,))
     if said is None:
-        check(parts.get(check, resolved.config))
+        check(*given)
         return
     with pytest.raises(ConfigurationError, match=said):
-        check(parts.get(check, resolved.config))
+        check(*given)
 
 
 def test_an_optimizer_whose_steps_need_a_gpu_is_refused_on_a_cpu(monkeypatch):

@@ -166,7 +166,7 @@ def test_what_only_a_recipe_says_is_refused_elsewhere(write, profile, words, sai
 
 
 @pytest.mark.parametrize(
-    ("gigabytes", "expected"), [(None, "miniature"), (24, "rtx4090"), (40, "h100"), (80, "h100")]
+    ("gigabytes", "expected"), [(None, "miniature"), (24, "rtx4090"), (48, "rtx4090"), (80, "h100")]
 )
 def test_auto_picks_by_gpu_memory(monkeypatch, gigabytes, expected):
     import torch

@@ -1,12 +1,14 @@
 """Stop strings on token ids, and the engine's seed."""
 
 import os
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from trl_ablate import miniature
+from trl_ablate import ConfigurationError, miniature
 from trl_ablate.trainer.engine import engine_seed, take_a_port
-from trl_ablate.trainer.generation import StopStrings
+from trl_ablate.trainer.generation import StopStrings, backend_generation_kwargs, check_turns
 
 TOKENIZER = miniature.tokenizer("sums")
 
@@ -71,3 +73,44 @@ def test_engine_seeds_are_all_different():
     assert len(seeds) == 50 * 64
     assert engine_seed(0, 0) == 0
     assert 0 <= engine_seed(2**31 - 1, 63) < 2**32
+
+
+def test_the_engine_reads_stop_strings_among_special_tokens():
+    asked: Any = SimpleNamespace(
+        generation_kwargs=None, use_vllm=True, stop=["<|im_end|>"], min_tokens=0
+    )
+    assert backend_generation_kwargs(asked) == {
+        "stop": ["<|im_end|>"], "include_stop_str_in_output": True, "skip_special_tokens": False,
+    }  # fmt: skip
+
+
+COLOCATE = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": False}
+
+
+@pytest.mark.parametrize(
+    ("settings", "sharded", "said"),
+    [
+        ({**COLOCATE, "vllm_mode": "server"}, False, "vllm_mode: server needs all"),
+        ({**COLOCATE, "vllm_tensor_parallel_size": 2}, False, "tensor_parallel_size needs all"),
+        ({**COLOCATE, "vllm_enable_sleep_mode": True}, True, "with vllm_enable_sleep_mode needs"),
+        ({"use_vllm": False}, True, "sharded weights without vLLM needs"),
+        (COLOCATE, True, None),
+        ({**COLOCATE, "vllm_enable_sleep_mode": True}, False, None),
+        ({"use_vllm": False}, False, None),
+    ],
+)
+def test_turns_that_take_all_processes_are_refused(settings, sharded, said):
+    def made(processes, tools):
+        given = {"vllm_tensor_parallel_size": 1, "world_size": processes, **settings}
+        return SimpleNamespace(
+            args=SimpleNamespace(**given), tools=tools, environment_factories=None,
+            is_fsdp_enabled=sharded,
+        )  # fmt: skip
+
+    check_turns(made(2, None))
+    check_turns(made(1, [len]))
+    if said is None:
+        check_turns(made(2, [len]))
+        return
+    with pytest.raises(ConfigurationError, match=said):
+        check_turns(made(2, [len]))

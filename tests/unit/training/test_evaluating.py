@@ -12,6 +12,7 @@ from trl_ablate.rewards import MathGrader
 from trl_ablate.run.checkpoints import seal
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.training.evaluating import Checkpoint, build_evaluator, find_checkpoint, to_evaluate
+from trl_ablate.training.models import checked_tokenizer
 
 
 @pytest.fixture
@@ -144,6 +145,9 @@ def test_an_adapter_is_evaluated_with_its_base(adapter):
         found = evaluator.model.model.layers[0].self_attn.q_proj.weight
         torch.testing.assert_close(found, merged)
         assert evaluator.evaluate()["eval_mean_length"] > 0
+    resolved = load_recipe("grpo", "miniature", {"model_name_or_path": str(folder)})
+    with pytest.raises(ConfigurationError, match="is an adapter, and a training starts from"):
+        checked_tokenizer(str(folder), resolved)
 
 
 def test_an_adapter_that_lacks_a_tensor_is_refused(adapter):

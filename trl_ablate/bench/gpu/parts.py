@@ -66,7 +66,7 @@ class NotHere(Exception):
     """A part cannot run here; the message states what is missing."""
 
 
-UNSAVED = 40.0
+UNSAVED = 60.0
 """GiB for 1.5 B parameters trained without memory savings, beside an engine."""
 _C, _W = (f"{__package__}.{name}" for name in ("comparisons", "whole_runs"))
 
