@@ -122,7 +122,9 @@ def _text(values: dict[str, Any], columns: tuple[str, ...]) -> tuple[str, str]:
 
 def _as_written(value: float) -> float:
     """0.1 for 0.10000000149011612, as a column of float32 holds it."""
-    shorter = (float(f"{value:.{digits}g}") for digits in (6, 7, 8, 9) if isinstance(value, float))
+    if not isinstance(value, float) or float(f"{value:.15g}") == value:
+        return value  # written in few digits itself
+    shorter = (float(f"{value:.{digits}g}") for digits in (6, 7, 8, 9))
     return next((short for short in shorter if ctypes.c_float(short).value == value), value)
 
 

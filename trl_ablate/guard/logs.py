@@ -30,7 +30,7 @@ from typing import Any
 
 from trl_ablate.errors import ConfigurationError, shortened
 from trl_ablate.guard.rules import finite
-from trl_ablate.guard.tables import STEP_COLUMNS, Columns, Owner, arm_and_seed, owned
+from trl_ablate.guard.tables import STEP_COLUMNS, Columns, Owner, owned
 from trl_ablate.metrics import translated
 from trl_ablate.run.checkpoints import step_of
 from trl_ablate.run.directory import RunDirectory
@@ -85,14 +85,10 @@ def read_logs(path: str | os.PathLike, columns: Columns | None = None) -> list[L
 
 
 def _of_run(owner: Owner, log: Path) -> Owner:
-    """The owner; one that is named after a folder in that of the run gets the name of the run's,
-    and one that is named by its seed alone also that of the folder above."""
+    """The owner; one that is named after a folder in that of the run gets the name of the run's."""
     folder = log.resolve() if log.is_dir() else log.resolve().parent
     home = folder.parent if INNER.fullmatch(folder.name) else folder
-    name = home.name if INNER.fullmatch(owner.name) else owner.name
-    if not owner.arm and not arm_and_seed(name)[0]:
-        name = f"{(home.parent if name == home.name else home).name}/{name}"
-    return owner._replace(name=name)
+    return owner._replace(name=home.name) if INNER.fullmatch(owner.name) else owner
 
 
 Rows = dict[Owner, list[dict[str, Any]]]
@@ -127,17 +123,19 @@ def _directly_in(folder: Path, columns: Columns | None) -> Rows:
 
 def _together(files: Mapping[Path, Rows]) -> Rows:
     """The rows by run; each metric of a run may have a file of its own."""
-    first: dict[tuple[Owner, int, str], Path] = {}
-    for file, runs in files.items():
-        for owner, row in ((owner, row) for owner, rows in runs.items() for row in rows):
-            for metric in row.keys() - {"step"}:
-                other = first.setdefault((owner, row["step"], metric), file)
-                if other is not file:
-                    raise ConfigurationError(
-                        f"{other} and {file.name} both have {metric} of '{owner.name}' at step "
-                        f"{row['step']}; give the files one by one"
-                    )
-    return _merged((owner, row) for part in files.values() for owner in part for row in part[owner])
+    found = [(file, owner, row) for file in files for owner, rows in files[file].items()
+             for row in rows]  # fmt: skip
+    first: dict[tuple[Owner, int, str], tuple[Path, float]] = {}
+    for file, owner, row in found if len(files) > 1 else ():
+        for metric, value in row.items():
+            other, before = first.setdefault((owner, row["step"], metric), (file, value))
+            if other is not file and before != value:
+                raise ConfigurationError(
+                    f"{other} and {file.name} have different {metric} of '{owner.name}' at step "
+                    f"{row['step']}; if they are two runs, give the files one by one, or else join "
+                    "them in one file"
+                )
+    return _merged((owner, row) for _, owner, row in found)
 
 
 def _merged(parts: Iterable[tuple[Owner, dict[str, Any]]]) -> Rows:

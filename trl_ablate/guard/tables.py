@@ -79,8 +79,11 @@ def owned(
     charts = {name: part for name in rest if (part := _CHART_PART.fullmatch(name))}
     rows = charts or any(translated(name) in WATCHED_BY_RULES for name in rest)
     seeds = [name for name in rest if not rows and arm_and_seed(name)[1] is not None]
-    metric, value = (_column(header, name) for name in ("metric", "value"))
-    a_line_each = step is None or {*header} >= RUNS_OF_WANDB
+    one_arm = len({arm_and_seed(name)[0] for name in seeds}) == 1
+    by_row = one_arm and bool({*roles} & {"arm", "name"})
+    value = _column(header, "value")
+    metric = _column(header, "metric") if value else None
+    a_line_each = step is None or _is_of_runs(header, table, step)
     times: Counter[tuple[Owner, str]] = Counter()
     for number, row in _lines(table):
         if step not in (None, "_step") and "_step" in rest and row.get(step) in ("", None):
@@ -98,7 +101,7 @@ def owned(
         elif len(seeds) > 1:
             parts = [
                 (
-                    _of_column(name, owner, named=bool({*roles} & {"arm", "name"})),
+                    _of_column(name, owner, named=by_row),
                     {"value": given[name]},
                 )
                 for name in seeds
@@ -107,6 +110,14 @@ def owned(
         else:
             parts = [(owner, given)]
         yield from ((number, of, values | at) for of, values in parts)
+
+
+def _is_of_runs(header: Sequence[str], table: Table, step: str) -> bool:
+    """Whether it is W&B's table of runs, in which no name has values of several steps."""
+    last: dict[Any, Any] = {}
+    return {*header} >= RUNS_OF_WANDB and all(
+        last.setdefault(row.get("Name"), row.get(step)) == row.get(step) for row in table
+    )
 
 
 def _lines(table: Table) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -133,7 +144,7 @@ def _check(header: Sequence[str], step: str | None, file: Path, columns: Columns
         raise ConfigurationError(
             f"{file} has no column of steps; name one of its columns {', '.join(STEP_COLUMNS)}"
         )
-    if _column(header, "metric") and not _column(header, "value"):
+    if "metric" in header and not _column(header, "value"):
         raise ConfigurationError(
             f"{file} has a column 'metric' and no column 'value'; in long form the columns are "
             "run_name, metric, step, value"

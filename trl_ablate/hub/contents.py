@@ -59,7 +59,7 @@ class FinishedRun:
     @property
     def repository(self) -> str:
         """The name with what the Hub allows in the name of a repository."""
-        allowed = re.sub(r"[^\w.]+|\.{2,}", "-", self.name, flags=re.ASCII).strip("-.")
+        allowed = re.sub(r"(?:[^\w.]|\.{2,})+", "-", self.name, flags=re.ASCII).strip("-.")
         return allowed[:96].rstrip("-.")
 
     @cached_property

@@ -9,6 +9,7 @@ was written; see `run/identity.py: portable`.
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from trl_ablate.miniature.registry import DEFAULT, MINIATURE, in_full, is_miniat
 from trl_ablate.prompts.templates import is_own
 from trl_ablate.recipe.places import SUFFIXES, beside_or_shipped, own_profile, profile_path
 from trl_ablate.recipe.strict import read_mapping
+from trl_ablate.reward_specs import GYM_REWARD, OWN_REWARDS, TRL_REWARDS
 from trl_ablate.switches import named
 
 NAMES_OF_DATASETS = ("math", "gsm8k", "miniature")
@@ -79,6 +81,8 @@ class Anchor:
 
     def _file(self, value: str, folders: tuple[Path, ...]) -> str:
         """A file, with the function after it; a reward model's folder is known by its name."""
+        if value in (*OWN_REWARDS, *TRL_REWARDS, GYM_REWARD):
+            return value
         file, name = file_and_name(value)
         path = file if os.path.isabs(file) and os.path.isfile(file) else _found(file, folders)
         if path is None:
@@ -156,6 +160,7 @@ def _digest(file: str) -> str:
 def changed_files(files: Mapping[str, str]) -> bool:
     """Whether code or a template is not what it was."""
     return any(
-        "@" in known and (not os.path.isfile(path) or not known.endswith(_digest(path)))
+        re.search("@[0-9a-f]{12}$", known)
+        and (not os.path.isfile(path) or not known.endswith(_digest(path)))
         for path, known in files.items()
     )

@@ -34,7 +34,7 @@ READ = re.compile(
 """The metrics that are kept, besides the study's own."""
 
 COARSE = {
-    "seconds": ".3g",
+    "seconds": ".4g",
     "entropy": ".2g",
     "grad_norm": ".2g",
     "completions/": ".3g",
@@ -169,11 +169,14 @@ def _rows_of(plan: Plan, position: int, rows: list[dict[str, float]]) -> list[di
     beyond = plan.judge == "two_part" and bool(plan.looks) and position >= plan.looks[0]
     dropped = ("style/", "advantages/weight/", "eval_reward/") * (position != 0)
     dropped += ("grad_norm",) * beyond
+    own = (plan.primary_metric, stderr_of(plan.primary_metric))
     return [
         {
-            name: float(format(value, _digits(name))) if _digits(name) else value
+            name: float(format(value, _digits(name)))
+            if _digits(name) and name not in own
+            else value
             for name, value in row.items()
-            if name == plan.primary_metric or not name.startswith(dropped)
+            if name in own or not name.startswith(dropped)
         }
         for row in rows
         if position >= 0 or plan.primary_metric in row

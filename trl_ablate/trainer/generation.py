@@ -43,10 +43,10 @@ def backend_generation_kwargs(config: AblationConfig) -> dict[str, Any] | None:
 
 
 def check_turns(trainer: Any) -> None:
-    """Refuse tools and environments where a turn takes all processes: in TRL each process asks for
-    as many further turns as its own completions need."""
+    """Refuse tools, those of environments too, where a turn takes all processes: in TRL each
+    process asks for as many further turns as its own completions need."""
     config = trainer.args
-    if config.world_size == 1 or not (trainer.tools or trainer.environment_factories):
+    if config.world_size == 1 or not trainer.tools:
         return
     asleep = config.use_vllm and config.vllm_enable_sleep_mode
     sharded = trainer.is_fsdp_enabled or is_deepspeed_zero3_enabled()
@@ -59,10 +59,10 @@ def check_turns(trainer: Any) -> None:
     for setting, given in together.items():
         if given:
             raise ConfigurationError(
-                f"tools and environments take further turns on each of {config.world_size} "
-                f"processes alone, and {setting} needs all in each turn, so that they would mix "
-                "completions or hang; use one process, or vllm_mode: colocate with one GPU for "
-                "each engine and, if weights are sharded, vllm_enable_sleep_mode: false"
+                f"tools take further turns on each of {config.world_size} processes alone, and "
+                f"{setting} needs all in each turn, so that they would mix completions or hang; "
+                "use one process, or vllm_mode: colocate with one GPU for each engine and, if "
+                "weights are sharded, vllm_enable_sleep_mode: false"
             )
 
 

@@ -6,6 +6,7 @@ advantages and tokens are those of all processes, so that statistics and divisor
 batch is the part of one process.
 """
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,8 +90,12 @@ class Rewards:
 
 def told_apart(names: Sequence[str]) -> list[str]:
     """The names of reward functions, with a number where TRL calls two alike, such as lambdas."""
-    before = [names[:place].count(name) for place, name in enumerate(names)]
-    return [f"{name}_{n + 1}" if n else name for name, n in zip(names, before, strict=True)]
+    found: list[str] = []
+    for name in names:
+        free = (f"{name}_{number}" for number in itertools.count(2))
+        taken = {*found, *names}
+        found.append(name if name not in found else next(one for one in free if one not in taken))
+    return found
 
 
 def check_outcome_gate(config: Any, names: list[str]) -> None:

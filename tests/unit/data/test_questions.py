@@ -106,11 +106,11 @@ def test_columns_in_their_usual_order_and_by_name(tmp_path):
     assert (data[1]["question"], data[1]["problem"]) == ("1+1?", "1+1?")
     source = write_lines(tmp_path / "b.jsonl", {"q": "1+1?", "a": 2}, {"q": "1/2?", "a": 0.5})
     assert load(source, question_column="q", answer_column="a")["answer"] == ["2", "0.5"]
-    answers = [0.1, 1 / 3, 12.0, 16777217.0]  # as a column of float32 gives them, but for the last
-    halves = [ctypes.c_float(one).value for one in answers[:3]] + answers[3:]
+    answers = [0.1, 1 / 3, 12.0, 2.0**30, 2.0**-15]  # as a column of float32 gives them
+    halves = [ctypes.c_float(one).value for one in answers]
     rows = [{"question": "?", "answer": one} for one in halves]
     assert load(write_lines(tmp_path / "d.jsonl", *rows))["answer"] == [
-        "0.1", "0.33333334", "12.0", "16777217.0",
+        "0.1", "0.33333334", "12.0", "1073741824.0", "3.0517578125e-05",
     ]  # fmt: skip
     worked = {"problem": "1+1?", "solution": r"It is \boxed{2}."}
     data = load(write_lines(tmp_path / "c.jsonl", worked))

@@ -71,16 +71,18 @@ def test_a_word_of_the_command_line_is_relative_to_the_working_directory(tmp_pat
 
 def test_what_is_not_beside_the_recipe_is_in_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "recipes").mkdir()
-    (tmp_path / "model").mkdir()
+    for folder in ("model", "reasoning_gym"):
+        (tmp_path / folder).mkdir()
     (tmp_path / "reward.py").write_text("def score(completions, **kwargs): return [0.0]\n")
     recipe = tmp_path / "recipes" / "mine.yaml"
     recipe.write_text(
-        "extends: grpo.yaml\nmodel_name_or_path: ./model\nreward_funcs: ['reward.py:score']\n"
+        "extends: grpo.yaml\nmodel_name_or_path: ./model\n"
+        "reward_funcs: ['reward.py:score', reasoning_gym]\n"
         "template: reasoning_xml\ndataset: miniature/chains\n"
     )
     monkeypatch.chdir(tmp_path)
     resolved = load_recipe(recipe, "miniature")
-    assert resolved.task.reward_funcs == [f"{tmp_path}/reward.py:score"]
+    assert resolved.task.reward_funcs == [f"{tmp_path}/reward.py:score", "reasoning_gym"]
     assert resolved.model.model_name_or_path == f"{tmp_path}/model"
     assert resolved.files[f"{tmp_path}/model"] == "./model"
     assert resolved.files[f"{tmp_path}/reward.py"].startswith("reward.py@")

@@ -210,7 +210,7 @@ def test_runs_named_by_their_seeds_are_of_the_folder_above(tmp_path):
 def test_files_that_hold_the_same_run_are_not_joined(tmp_path):
     files = [write(tmp_path / f"seed{n}.csv", ["arm", "accuracy"], [("a", n)]) for n in range(2)]
     assert [run.series["accuracy"].values for run in read_runs(files)] == [[0.0], [1.0]]
-    with pytest.raises(ConfigurationError, match="both have accuracy of 'a' at step 0"):
+    with pytest.raises(ConfigurationError, match="have different accuracy of 'a' at step 0"):
         read_runs([tmp_path])
     write(tmp_path / "seed1.csv", ["arm", "loss"], [("a", 1)])
     (run,) = read_runs([tmp_path])
@@ -226,6 +226,8 @@ LONG, CURVE = "arm,seed,metric,step,value\n", "Wall time,Step,Value\n"
     [
         ("a.csv", f"{WANDB_RUNS}a-s0,finished,9,60,0.5\na-s1,crashed,4,,0.1\n", {0: 0.5, 1: 0.1}),
         ("a.csv", "name,x\na,0.5\na-seed0,0.1\n", {None: 0.5, 0: 0.1}),
+        ("a.csv", "Name,State,_step,x\na,ok,0,0.1\na,ok,50,0.5\n", {None: 0.5}),
+        ("a.csv", "Method,Metric,seed0,seed1\na,x,0.5,0.1\n", {0: 0.5, 1: 0.1}),
         ("a.csv", f"{LONG}a,0,x,1,0.1\n\na,0,x,2,0.5\n\n", {0: 0.5}),
         ("run-a-s0-tag-x.csv", f"{CURVE}7,1,0.1\n\n8,2,0.5\n\n", {0: 0.5}),
         ("a.jsonl", '{"name": "a-s0", "x": 1}\n{"name": "a-s1", "x": 2}', {0: 1, 1: 2}),
@@ -240,8 +242,13 @@ def test_no_value_is_lost(tmp_path, name, text, found):
     (tmp_path / name).write_text(text)
     runs = read_runs([tmp_path / name])
     assert {run.arm for run in runs} == {"a"}
-    metric = metric_of(runs, "eval_reward" if "eval" in text else "x", "they")
+    (metric,) = {"eval_reward", "x", "value"} & {*runs[0].series}
     assert {run.seed: run.series[metric].values[-1] for run in runs} == found
+
+
+def test_columns_of_several_arms_name_them_whatever_the_row_names(tmp_path):
+    file = write(tmp_path / "x.csv", ["step", "name", "a-s0", "b-s0"], [(1, "gsm8k", 0.5, 0.1)])
+    assert [(run.arm, run.seed) for run in read_runs([file])] == [("a", 0), ("b", 0)]
 
 
 def outcomes(tmp_path, arms, groups=("one",)):

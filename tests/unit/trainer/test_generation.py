@@ -103,8 +103,7 @@ def test_turns_that_take_all_processes_are_refused(settings, sharded, said):
     def made(processes, tools):
         given = {"vllm_tensor_parallel_size": 1, "world_size": processes, **settings}
         return SimpleNamespace(
-            args=SimpleNamespace(**given), tools=tools, environment_factories=None,
-            is_fsdp_enabled=sharded,
+            args=SimpleNamespace(**given), tools=tools, is_fsdp_enabled=sharded,
         )  # fmt: skip
 
     check_turns(made(2, None))

@@ -6,6 +6,7 @@ import torch
 from trl_ablate.trainer.groups import (
     pass_counts,
     rollout_counts,
+    told_apart,
     weight_by_length,
     weight_by_sign,
 )
@@ -56,3 +57,7 @@ def test_what_is_generated_is_used_or_dropped():
         "rollouts/used_tokens": 8,
         "rollouts/dropped_tokens": 22,
     }
+
+
+def test_names_of_rewards_are_told_apart():
+    assert told_apart(["f", "g", "f", "f_2", "f"]) == ["f", "g", "f_3", "f_2", "f_4"]

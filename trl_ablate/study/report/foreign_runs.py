@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.guard.logs import Log, read_logs
+from trl_ablate.guard.logs import INNER, RUN_FILES, Log, read_logs
 from trl_ablate.guard.tables import Columns, Owner, arm_and_seed
 from trl_ablate.run.logged import Series
 from trl_ablate.study.report.curves import Run
@@ -33,10 +33,10 @@ class Naming:
 def read_runs(paths: Iterable[str | Path], naming: Naming | None = None) -> list[Run]:
     """The runs by group, then by arm, in the order of their first appearance, then by seed."""
     naming = naming or Naming()
-    logs = [log for path in paths for log in read_logs(path, naming.columns)]
+    logs = [(path, log) for path in paths for log in read_logs(path, naming.columns)]
     found: dict[tuple, tuple[str, Run]] = {}
-    for position, log in enumerate(logs):
-        run = _run(log, naming)
+    for position, (path, log) in enumerate(logs):
+        run = _run(log, naming, Path(path))
         place = (run.group, run.arm, run.seed, position if run.seed is None else None)
         other, _ = found.setdefault(place, (log.name, run))
         if found[place][1] is not run:
@@ -97,7 +97,7 @@ def metric_of(runs: Sequence[Run], wanted: str | None, what: str) -> str:
     return found
 
 
-def _run(log: Log, naming: Naming) -> Run:
+def _run(log: Log, naming: Naming, path: Path) -> Run:
     stated = _stated(log.owner, naming)
     arm, seed = arm_and_seed(log.name)
     named = stated.get("seed", log.owner.seed)
@@ -112,12 +112,22 @@ def _run(log: Log, naming: Naming) -> Run:
                 series.steps.append(row["step"] if step is None else step)
                 series.values.append(value)
     return Run(
-        arm=stated.get("arm") or log.owner.arm or arm,
+        arm=stated.get("arm") or log.owner.arm or arm or _above(log.name, path),
         seed=seed,
         status="finished",
         series=points,
         group=stated.get("group", log.owner.group),
     )
+
+
+def _above(name: str, path: Path) -> str:
+    """The arm of runs that are named by their seeds alone, as in `grpo/seed_0`: what holds them."""
+    *above, last = [part for part in path.absolute().parts if not INNER.fullmatch(part)]
+    if path.name in RUN_FILES:
+        *above, last = above
+    if above and last == name:
+        return above[-1]
+    return Path(last).stem if path.is_file() else last
 
 
 def _whole(seed: str, name: str) -> int:

@@ -171,7 +171,7 @@ def _judged(
 def _noise(values: Sequence[float], questions: int | None) -> float:
     if not questions or not values:
         return 0.0
-    share = min(max(statistics.fmean(values), 0.0), 1.0)
+    share = statistics.fmean(values)
     return math.sqrt(share * (1 - share) / questions)
 
 
