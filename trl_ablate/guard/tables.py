@@ -81,7 +81,7 @@ def owned(
     seeds = [name for name in rest if not rows and arm_and_seed(name)[1] is not None]
     one_arm = len({arm_and_seed(name)[0] for name in seeds}) == 1
     by_row = one_arm and bool({*roles} & {"arm", "name"})
-    value = _column(header, "value")
+    value = _column(header, "value") or ""
     metric = _column(header, "metric") if value else None
     a_line_each = step is None or _is_of_runs(header, table, step)
     times: Counter[tuple[Owner, str]] = Counter()

@@ -37,9 +37,6 @@ COARSE = {
     "seconds": ".4g",
     "entropy": ".2g",
     "grad_norm": ".2g",
-    "completions/": ".3g",
-    "eval_mean_length": ".3g",
-    "eval_truncated": ".2g",
     "advantages/weight/": ".2f",
     "style/": ".3g",
 }
