@@ -100,10 +100,7 @@ def owned(
             parts = [(owner._replace(line=line), {name: given.get(value, "nan")})]
         elif len(seeds) > 1:
             parts = [
-                (
-                    _of_column(name, owner, named=by_row),
-                    {"value": given[name]},
-                )
+                (_of_column(name, owner, named=by_row), {"value": given[name]})
                 for name in seeds
                 if name in given
             ]

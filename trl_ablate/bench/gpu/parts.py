@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.recipe.places import LARGE_GPU_GIB
 from trl_ablate.run.failures import message_of
 from trl_ablate.run.identity import provenance
 from trl_ablate.run.json_files import read_object, write_json
@@ -66,7 +67,7 @@ class NotHere(Exception):
     """A part cannot run here; the message states what is missing."""
 
 
-UNSAVED = 60.0
+UNSAVED = LARGE_GPU_GIB
 """GiB for 1.5 B parameters trained without memory savings, beside an engine."""
 _C, _W = (f"{__package__}.{name}" for name in ("comparisons", "whole_runs"))
 
