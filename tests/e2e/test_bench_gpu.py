@@ -19,7 +19,7 @@ def bench_gpu(tmp_path, *words: str) -> tuple[dict, str]:
     output = tmp_path / "gpu.json"
     done = subprocess.run(
         [sys.executable, "-m", "trl_ablate", "bench", "gpu", *words, "--output", str(output)],
-        cwd=REPOSITORY, capture_output=True, text=True, timeout=1200,
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=1800,
         env={**os.environ, "VLLM_NO_USAGE_STATS": "1"},
     )  # fmt: skip
     parts = json.loads(output.read_text("utf-8"))["parts"]
@@ -55,5 +55,6 @@ def test_parts_run_at_toy_size(tmp_path, names):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 def test_every_part_runs_on_a_gpu(tmp_path):
-    parts, _ = bench_gpu(tmp_path)
+    longest = sum(part.seconds for part in PARTS.values())
+    parts, _ = bench_gpu(tmp_path, "--budget", str(round(longest)))
     assert all(part["status"] == "ok" for name, part in parts.items() if name != "engine")

@@ -99,7 +99,12 @@ def lengths_asked(asked: Train, processes: int) -> list[int]:
 
 
 def compare(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, load: Workload, ways: Ways
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    load: Workload,
+    ways: Ways,
+    *,
+    keep_weights: bool = True,
 ) -> dict[str, Measured]:
     """Train in each way alternately, `load.rounds` times, each time from the same weights."""
     found = {name: Measured() for name in ways}
@@ -107,7 +112,8 @@ def compare(
         for name, (stock, settings) in ways.items():
             own = copy.deepcopy(model)
             measure(_build(stock, own, tokenizer, load, settings), found[name])
-            found[name].weights = [weight.detach().cpu().clone() for weight in own.parameters()]
+            if keep_weights:
+                found[name].weights = [weight.detach().cpu().clone() for weight in own.parameters()]
     return found
 
 
@@ -132,14 +138,18 @@ def rows_of(found: Mapping[str, Measured], load: Workload) -> list[dict[str, Any
 
 
 def differences(one: Measured, other: Measured) -> dict[str, float]:
-    """Largest relative difference of gradient norms (from a norm of 0, the absolute one), largest
-    absolute difference of weights."""
-    norms = zip(one.grad_norms, other.grad_norms, strict=True)
+    """Of the gradient norms, and the largest absolute one of weights."""
     weights = zip(one.weights, other.weights, strict=True)
     return {
-        "gradient norms, relative": max(abs(a - b) / (a or 1.0) for a, b in norms),
+        "gradient norms, relative": apart(one, other),
         "weights at the end, absolute": max((a - b).abs().max().item() for a, b in weights),
     }
+
+
+def apart(one: Measured, other: Measured) -> float:
+    """Largest relative difference of gradient norms; from a norm of 0 the absolute one."""
+    norms = zip(one.grad_norms, other.grad_norms, strict=True)
+    return max(abs(a - b) / (a or 1.0) for a, b in norms)
 
 
 def _build(

@@ -20,13 +20,13 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from trl_ablate.bench.gpu import parts
-from trl_ablate.bench.gpu.parts import PARTS, Results, Setup, page
+from trl_ablate.bench.gpu.parts import PARTS, Results, Setup
 from trl_ablate.bench.modes import MODES, PRESETS
 from trl_ablate.cli.ending import DONE, FAILED
 from trl_ablate.cli.parsing import Option, Parser, at_least, command, flag, option
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.run.json_files import read_object
+from trl_ablate.recipe.places import why_no_gpu
 from trl_ablate.run.termination import Termination
 
 GPU = "what no CPU can show, part by part, in ten minutes"
@@ -122,9 +122,7 @@ def run_gpu(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         console.print(f"continue with: {again}")
         raise
-    beside = options.output.with_suffix(".md")
-    beside.write_text(page(read_object(results.file)), encoding="utf-8")
-    console.print(f"written to {options.output} and {beside}")
+    console.print(f"written to {results.file} and {results.page}")
     if all(map(results.has, results.parts)):
         return DONE
     console.print(f"repeat what is not ok with: {again}")
@@ -149,6 +147,6 @@ def check_gpu(options: argparse.Namespace) -> None:
 
         if not torch.cuda.is_available():
             raise ConfigurationError(
-                "torch finds no GPU here; run this on a machine with one, or give --device cpu "
-                "--toy to try the same code at toy size"
+                f"{why_no_gpu()}; run this on a machine with one, or give --device cpu --toy to "
+                "try the same code at toy size"
             )

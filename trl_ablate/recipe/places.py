@@ -1,6 +1,8 @@
 """The shipped recipes, and where files named in a recipe are searched. No torch."""
 
 import os
+import warnings
+from functools import cache
 from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError, brief, nearest
@@ -85,10 +87,25 @@ def suitable_profile() -> tuple[str, str]:
     import torch
 
     if not torch.cuda.is_available():
-        return TOY, "no GPU here"
+        return TOY, why_no_gpu()
     memory = torch.cuda.get_device_properties(0).total_memory / 2**30
     seen = f"{torch.cuda.get_device_name(0)} with {memory:.0f} GiB"
     return ("h100" if memory >= LARGE_GPU_GIB else "rtx4090"), seen
+
+
+@cache
+def why_no_gpu() -> str:
+    """That there is none, or why torch cannot use the one of this machine."""
+    import torch
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        torch.cuda.is_available()
+    if told:
+        return f"torch finds no GPU: {brief(told[0].message, 160)}"
+    if not torch.version.cuda and not torch.version.hip and os.path.exists("/dev/nvidiactl"):
+        return f"torch {torch.__version__} is a build for CPUs and does not see this machine's GPU"
+    return "no GPU here"
 
 
 def profile_path(name: str, recipe: Path) -> Path:

@@ -65,11 +65,11 @@ def start(tmp_path):
         begin.started.append(part)
         begin.last = subprocess.Popen(
             [sys.executable, "-c", START, part, setup.device, str(int(setup.toy)), str(result)],
-            stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": path}, start_new_session=True,
+            stdout=log, stderr=log, env=begin.environment, start_new_session=True,
         )  # fmt: skip
         return begin.last
 
-    begin.started = []
+    begin.started, begin.environment = [], {**os.environ, "PYTHONPATH": path}
     return begin
 
 
@@ -123,14 +123,37 @@ def test_a_microbatch_that_does_not_fit_keeps_the_smaller_ones(monkeypatch):
         assert rows[-1] == {"what": "microbatch of 16", "s/step": "out of memory"}
 
 
-def running_in_group_of(process: subprocess.Popen) -> list[psutil.Process]:
-    """What runs of the process and of what it started; each has at most ten seconds to end."""
+def test_what_a_part_printed_last_is_kept_unless_it_is_ok(tmp_path, start):
+    parts = measured(tmp_path, start, "raises", "killed", "good")
+    assert "Traceback" in parts["raises"]["log"] and parts["killed"]["log"] == "before\n"
+    assert "log" not in parts["good"]
+
+
+def test_a_part_ends_with_what_it_started_if_the_command_is_killed(tmp_path, start):
+    words = [sys.executable, "-c", START, "hangs", "cpu", "1", str(tmp_path / "result")]
+    code = (
+        f"from subprocess import *; Popen({words}, start_new_session=True, stdout=DEVNULL).wait()"
+    )
+    command = subprocess.Popen([sys.executable, "-c", code], env=start.environment)
+    there = psutil.Process(command.pid)
+    ends = time.monotonic() + 60
+    while len(there.children(recursive=True)) < 2 and time.monotonic() < ends:
+        time.sleep(0.1)  # until the part has started its `sleep`
+    part, _ = there.children(recursive=True)
+    assert running_in_group_of(part, seconds=0)
+    command.kill()
+    command.wait()
+    assert not running_in_group_of(part)
+
+
+def running_in_group_of(process: Any, seconds: float = 10) -> list[psutil.Process]:
+    """What runs of the process and of what it started, which have these seconds to end."""
     found = []
     for each in psutil.process_iter():
         with suppress(ProcessLookupError, psutil.NoSuchProcess):
             if os.getpgid(each.pid) == process.pid and each.status() != psutil.STATUS_ZOMBIE:
                 found.append(each)
-    return psutil.wait_procs(found, timeout=10)[1]
+    return psutil.wait_procs(found, timeout=seconds)[1]
 
 
 def test_the_budget_limits_a_part_and_the_number_of_parts(tmp_path, start, monkeypatch):
@@ -148,7 +171,7 @@ def test_a_continued_run_repeats_only_what_is_not_finished(tmp_path, start):
     assert not results.has("raises") and results.has("absent")
     start.started.clear()
     parts = measured(tmp_path, start, "good", "raises", "absent", "wrong", results=results)
-    assert start.started == ["raises", "wrong"]
+    assert start.started == ["wrong", "raises"]  # what failed before comes last
     assert list(parts) == ["good", "raises", "absent", "wrong"]
     with pytest.raises(ConfigurationError, match="holds no results of device cuda with toy=False"):
         Results.continued(tmp_path / "gpu.json", Setup("cuda", False))
@@ -195,7 +218,7 @@ def test_the_exit_code(tmp_path, start, monkeypatch, planted, code):
         (["--device", "cpu"], "error: a model of 1.5 B parameters takes hours on a CPU; add --toy"),
         (["--device", "tpu"], "error: argument --device: invalid choice: 'tpu'"),
         (["--budget", "0"], "error: argument --budget: '0' is no whole number of at least 1"),
-        ([], "error: torch finds no GPU here; run this on a machine with one, or give"),
+        ([], "error: no GPU here; run this on a machine with one, or give --device cpu --toy"),
     ],
 )
 def test_what_it_refuses(capsys, monkeypatch, words, sentence):
@@ -206,18 +229,19 @@ def test_what_it_refuses(capsys, monkeypatch, words, sentence):
 
 
 def test_the_page_of_results():
-    written = {
-        "device": "cuda", "toy": False, "machine": "a card", "git": {"commit": "abc", "diff": ""},
+    made = {"machine": "a card", "commit": "abc"}
+    written: Any = {
+        "device": "cuda", "toy": False,
         "parts": {
-            "head": {"status": "wrong", "seconds": 12.3, "reason": "a | bar",
+            "head": {"status": "wrong", "seconds": 12.3, "reason": "a | bar", **made,
                      "rows": [{"what": "one", "s": 0.12345}, {"what": "two", "MB": 3}],
                      "checks": {"this": True, "that": False}, "facts": {"ratio": 2.0}},
-            "step": {"status": "skipped", "seconds": 0.0, "reason": "no engine"},
+            "step": {"status": "skipped", "seconds": 0.0, "reason": "no engine", **made},
         },
     }  # fmt: skip
     assert page(written) == (
         "# bench gpu: cuda, full size\n\n"
-        "Machine: a card. Commit: abc.\n\n"
+        "Made on a card, commit abc.\n\n"
         "| part | result | s | what | why |\n"
         "| --- | --- | --- | --- | --- |\n"
         f"| head | wrong | 12.3 | {PARTS['head'].shows} | a \\| bar |\n"
@@ -229,6 +253,9 @@ def test_the_page_of_results():
         "| two |  | 3 |\n\n"
         "- ratio: 2\n- this: yes\n- that: NO\n"
     )
+    written["parts"]["step"]["machine"] = "another"
+    assert "| head | wrong | 12.3 |" in (two := page(written)) and "Made on" not in two
+    assert " | a card, commit abc |\n" in two and " | no engine | another, commit abc |\n" in two
 
 
 @pytest.mark.parametrize(("gib", "skipped"), [(16, 8), (24, 7), (39, 7), (79, 0)])

@@ -17,7 +17,7 @@ from trl_ablate import miniature
 from trl_ablate.bench import synthetic
 from trl_ablate.bench.gpu.parts import Found, Setup
 from trl_ablate.bench.timing import OURS, STOCK, Measured
-from trl_ablate.bench.train_time import Ways, Workload, compare, differences
+from trl_ablate.bench.train_time import Ways, Workload, apart, compare
 from trl_ablate.recipe.resolving import load_recipe
 
 BF16 = {"bf16": True, "learning_rate": 1e-6}
@@ -211,7 +211,8 @@ def workload(setup: Setup, rows: int, microbatch: int = 4) -> Workload:
 def trained(
     setup: Setup, load: Workload, ways: Ways, model: PreTrainedModel | None = None
 ) -> dict[str, Measured]:
-    return compare(model or random_model(setup), miniature.tokenizer(), load, ways)
+    model = model or random_model(setup)
+    return compare(model, miniature.tokenizer(), load, ways, keep_weights=False)
 
 
 def cost(name: str, one: Measured, load: Workload) -> dict[str, Any]:
@@ -223,8 +224,3 @@ def cost(name: str, one: Measured, load: Workload) -> dict[str, Any]:
         "peak GiB": one.peak / GIB,
         "padded": load.padded(one),
     }
-
-
-def apart(one: Measured, other: Measured) -> float:
-    """Largest relative difference of the gradient norms of two ways."""
-    return differences(one, other)["gradient norms, relative"]

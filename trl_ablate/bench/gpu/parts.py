@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +21,6 @@ from typing import IO, Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import LARGE_GPU_GIB
-from trl_ablate.run.failures import message_of
 from trl_ablate.run.identity import provenance
 from trl_ablate.run.json_files import read_object, write_json
 from trl_ablate.run.untrusted import for_markdown, markdown_table
@@ -30,6 +30,8 @@ LEAST = 5.0
 FINISHED = ("ok", "skipped")
 """Statuses of parts that a continued run does not repeat. A part that had no time left is not one
 of them: it was not started."""
+LOG = 4000
+"""Characters of what a part printed last that are kept, unless it is ok."""
 
 
 @dataclass(frozen=True)
@@ -115,22 +117,33 @@ class Results:
         return cls(file, setup, written["parts"])
 
     def add(self, name: str, result: dict[str, Any]) -> None:
-        self.parts[name] = result
-        machines = (one.get("machine") for one in self.parts.values())
-        machine = next(filter(None, machines), None)
-        about = {"benchmark": "gpu", **vars(self.setup), "machine": machine}
-        write_json(self.file, {**about, "parts": self.parts, **provenance()})
+        made_by = provenance()
+        git = made_by.get("git") or {}
+        changed = " with uncommitted changes" * bool(git.get("diff"))
+        self.parts[name] = {**result, "commit": git.get("commit", "unknown")[:12] + changed}
+        written = {"benchmark": "gpu", **vars(self.setup), "parts": self.parts, **made_by}
+        write_json(self.file, written)
+        self.page.write_text(page(written), encoding="utf-8")
+
+    @property
+    def page(self) -> Path:
+        """Written with each result."""
+        return self.file.with_suffix(".md")
 
     def has(self, name: str) -> bool:
         return self.parts.get(name, {}).get("status") in FINISHED
+
+    def failed(self, name: str) -> bool:
+        return self.parts.get(name, {}).get("status") in ("failed", "wrong")
 
 
 def run(
     names: Iterable[str], results: Results, budget: float, *, tell: Callable[[str], object]
 ) -> None:
-    """Run the parts that have no result yet; `tell` prints a line before and after each."""
+    """Run the parts that have no result yet, those that failed before last; `tell` prints a line
+    before and after each."""
     ends = time.monotonic() + budget
-    for name in names:
+    for name in sorted(names, key=results.failed):
         if results.has(name):
             continue
         left = ends - time.monotonic()
@@ -164,6 +177,8 @@ def _run_one(name: str, setup: Setup, seconds: float) -> dict[str, Any]:
             result = _failed(f"not finished after {seconds:.0f} s; killed")
         else:
             result = read_object(file) if file.exists() else _failed(_without_result(code, printed))
+        if result["status"] not in FINISHED:
+            result["log"] = printed.read_text("utf-8", errors="replace")[-LOG:]
     return {**result, "seconds": time.monotonic() - began}
 
 
@@ -203,6 +218,7 @@ def _failed(reason: str) -> dict[str, Any]:
 
 def measure_into(name: str, device: str, toy: str, file: str) -> None:
     """Run a part and write its result, which also says what went wrong."""
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     part, setup = PARTS[name], Setup(device, toy == "1")
     try:
         check_card(part, setup)
@@ -214,12 +230,21 @@ def measure_into(name: str, device: str, toy: str, file: str) -> None:
         result = {"status": "skipped", "reason": str(missing)}
     except Exception as error:
         traceback.print_exc()
-        result = _failed(message_of(error) or f"{type(error).__name__}: {error}".split("\n")[0])
+        told = isinstance(error, ConfigurationError)
+        result = _failed(str(error) if told else f"{type(error).__name__}: {error}".split("\n")[0])
     if "torch" in sys.modules:
         from trl_ablate.bench.timing import machine
 
         result["machine"] = machine()
     write_json(Path(file), result)
+
+
+def _end_with(parent: int) -> None:
+    """Kill this part and what it started once the command is gone: it would use the card beside
+    those of the command that continues."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.killpg(0, signal.SIGKILL)
 
 
 def check_card(part: Part, setup: Setup) -> None:
@@ -235,16 +260,20 @@ def check_card(part: Part, setup: Setup) -> None:
 def page(written: Mapping[str, Any]) -> str:
     """The page of a file of results."""
     size = "toy size" if written["toy"] else "full size"
-    git = written.get("git") or {}
-    commit = git.get("commit", "unknown")[:12] + " with uncommitted changes" * bool(git.get("diff"))
     found = written["parts"]
+    made = {
+        name: f"{one.get('machine') or 'unknown machine'}, commit {one['commit']}"
+        for name, one in found.items()
+    }
+    several = len(set(made.values())) > 1
     summary = [
         {"part": name, "result": one["status"], "s": one["seconds"], "what": PARTS[name].shows,
-         "why": one.get("reason", "")}
+         "why": one.get("reason", ""), **({"made on": made[name]} if several else {})}
         for name, one in found.items()
     ]  # fmt: skip
-    machine = f"Machine: {written['machine'] or 'unknown'}. Commit: {commit}."
-    blocks = [f"# bench gpu: {written['device']}, {size}", for_markdown(machine), _table(summary)]
+    blocks = [f"# bench gpu: {written['device']}, {size}"]
+    blocks += [] if several else [for_markdown(f"Made on {made[next(iter(made))]}.")]
+    blocks += [_table(summary)]
     for name, one in found.items():
         if one.get("rows"):
             held = {check: "yes" if holds else "NO" for check, holds in one["checks"].items()}

@@ -22,7 +22,7 @@ from trl_ablate.bench.gpu.comparisons import BF16, CLOSE, GIB
 from trl_ablate.bench.gpu.parts import Found, NotHere, Setup
 from trl_ablate.bench.modes import Grading
 from trl_ablate.bench.timing import OURS, STOCK, alternate, trainer_of
-from trl_ablate.bench.train_time import Workload
+from trl_ablate.bench.train_time import Workload, apart
 from trl_ablate.metrics import GRAD_NORM
 from trl_ablate.run.json_files import read_jsonl
 
@@ -40,8 +40,10 @@ PATIENCE = 100.0
 def step(setup: Setup) -> Found:
     """Rollouts with forced lengths, by the same engine for both; without vLLM, or on a CPU, by
     transformers: for stock TRL until the longest row has ended, for trl_ablate without rows that
-    have ended. Rewards by math-verify in one process and by the pool. Training is replayed."""
+    have ended. Rewards by math-verify in one process and by the pool. Training is replayed, with
+    the correction of the mismatch where vLLM generates."""
     load, model = comparisons.workload(setup, 256), comparisons.random_model(setup)
+    load.corrected = setup.device == "cuda" and find_spec("vllm") is not None
     _, graded, _ = reward_time.bench(Grading(answers=None, count=load.rows, rounds=3, workers=2))
     reward = [row["s"] for row in graded]
     found = comparisons.trained(setup, load, {STOCK: (True, BF16), OURS: (False, BF16)}, model)
@@ -60,7 +62,7 @@ def step(setup: Setup) -> Found:
         }
         for (name, one), generated, rewarded in zip(found.items(), rollout, reward, strict=True)
     ]
-    difference = comparisons.apart(*found.values())
+    difference = apart(*found.values())
     return Found(
         rows,
         {f"gradient norms within {CLOSE}": difference <= CLOSE},
@@ -76,12 +78,13 @@ def step(setup: Setup) -> Found:
 
 def _rollouts(setup: Setup, model: PreTrainedModel, load: Workload) -> tuple[str, list[float]]:
     """Who generates, and the seconds of a rollout batch for each trainer."""
-    if setup.device == "cuda" and find_spec("vllm") is not None:
+    if load.corrected:
         return "vLLM", [_seconds_of_vllm(setup, load)] * 2
     there: Any = cast(Any, model).to(setup.device).eval()
-    found = rollout_time.compare(
-        there, load.lengths_N, group=1, prompt_length=load.prompt_length, rounds=1
-    )
+    with torch.autocast(setup.device, torch.bfloat16, enabled=setup.device == "cuda"):
+        found = rollout_time.compare(
+            there, load.lengths_N, group=1, prompt_length=load.prompt_length, rounds=1
+        )
     return "transformers", [median(one.seconds) for one in found.values()]
 
 
