@@ -24,7 +24,7 @@ PALETTE = (
 )  # fmt: skip
 """Okabe and Ito's colours, then two of Tol's: distinguishable with any colour vision and in grey
 print."""
-COLOURS_OF_A_FILE = 128
+COLOURS_OF_A_FILE = 64
 
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
