@@ -81,8 +81,8 @@ class Means:
         return self.difference - half, self.difference + half
 
     def _tail(self, distance: float) -> float:
-        if self.error == 0:
-            return 0.0 if distance > 0 else 0.5 if distance == 0 else 1.0
+        if self.error == 0:  # runs that do not vary at all show nothing
+            return 0.5
         return float(special.stdtr(self.degrees, -distance / self.error))
 
 

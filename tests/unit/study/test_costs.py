@@ -14,7 +14,7 @@ from trl_ablate.study.report.costs import (
     time_alone,
 )
 from trl_ablate.study.report.curves import Run, Series, planned_runs
-from trl_ablate.study.report.growth import Growth, fit, largest_k, sharpening_table
+from trl_ablate.study.report.growth import Growth, fit, largest_k, sharpening_table, verdict
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.report.pictures import line_of
 from trl_ablate.study.store import RunStore
@@ -131,6 +131,12 @@ def passes(tmp_path):
                 row["eval_pass@8"] = 0.5 + share * (rises[1] + noise)
             write_run(store, run, ARMS[arm.name], rows)
     return plan, store
+
+
+def test_more_able_takes_both():
+    up, down = ({"first": 0.5, "rise": sign, "low": sign - 0.1, "high": sign + 0.1}
+                for sign in (0.2, -0.2))  # fmt: skip
+    assert [verdict(one, up) for one in (up, down)] == ["more able", "pass@k alone is seen to rise"]
 
 
 def test_each_arm_is_named_by_what_rose(passes, tmp_path):

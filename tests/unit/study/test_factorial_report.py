@@ -15,7 +15,7 @@ from trl_ablate.study.report.curves import planned_runs
 from trl_ablate.study.report.document import Items, Text
 from trl_ablate.study.report.effect_pictures import effect_pictures
 from trl_ablate.study.report.effect_sections import answer
-from trl_ablate.study.report.factorial import entries_of, factorial
+from trl_ablate.study.report.factorial import entries_of, factorial, spread_p
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.store import RunStore
 
@@ -82,6 +82,12 @@ def test_opposite_and_larger_effects_have_their_own_sentences(tmp_path):
     assert "scale helps with lr = 1e-05 and hurts with lr = 0.0001: none instead" in crossing
     more = said("b", rate=0.15, low=0.12, high=0.4)
     assert "scale matters more with lr = 0.0001: none instead of group is +0.1" in more
+
+
+def test_cells_without_any_spread_beside_others_spread_unequally():
+    assert spread_p([[0.0] * 3, [0.1, 0.5, 0.9]]) == 0.0
+    assert spread_p([[0.0] * 3, [0.2] * 3]) is None
+    assert (spread_p([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]]) or 0.0) > 0.9
 
 
 def test_a_fraction_does_not_say_which_of_two_interactions_it_is(tmp_path):

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 from trl_ablate.cli.judge import main
 from trl_ablate.errors import ConfigurationError
@@ -14,6 +15,7 @@ from trl_ablate.run.logged import Series
 from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.foreign_runs import Naming, metric_of, read_runs
 from trl_ablate.study.report.judged_arms import Rules, judge_runs
+from trl_ablate.study.two_part import SHARES_PART, fisher_p
 from trl_ablate.study.verdict import Verdict
 
 STEPS = (0, 50, 100)
@@ -291,6 +293,37 @@ def test_runs_needed_do_decide(tmp_path):
         (again,) = judge_runs(runs, "accuracy", "a", Rules()).groups.values()
         decided += again[1].verdict is Verdict.BETTER
     assert 0.65 < decided / 60 < 0.95
+
+
+@pytest.mark.parametrize(("k", "n", "arms"), [(2, 4, 1), (1, 4, 1), (0, 3, 1), (0, 3, 8)])
+def test_runs_needed_decide_by_shares(tmp_path, k, n, arms):
+    """The exact power of Fisher's test at the number that is called for."""
+    of = {"all": [0.5] * n} | {f"a{i}": [0.5] * k + [0.0] * (n - k) for i in range(arms)}
+    runs = read_runs([outcomes(tmp_path, of)])
+    (found,) = judge_runs(runs, "accuracy", "all", Rules()).groups.values()
+    needed, level = found[1].needed, SHARES_PART * 0.05 / arms
+    seen = [x for x in range(needed + 1) if fisher_p(x, needed, needed, needed) <= level]
+    power = float(binom.pmf(seen, needed, k / n).sum())
+    assert 0.78 <= power <= (1.0 if k == 0 else 0.95), (needed, power)
+
+
+def test_a_run_that_ends_in_nan_does_not_count_with_what_it_had_before(tmp_path, capsys):
+    """NaN between values stands for what was not logged, and ends nothing."""
+    rows = [
+        (f"{arm}-s{seed}", at, "nan" if lost else 0.5 + seed / 100 + at / 1000, 1.0)
+        for arm in ("ref", "hot", "gaps")
+        for seed in range(4)
+        for at in range(0, 110, 10)
+        if (lost := (arm == "hot" and at > 50) or (arm == "gaps" and at % 20)) or True
+    ]
+    file = write(tmp_path / "x.csv", ["run", "step", "eval_reward", "loss"], rows)
+    runs = {run.name: run.series["eval_reward"] for run in read_runs([file])}
+    assert (runs["hot-seed0"].steps[-1], runs["hot-seed0"].values[-1]) == (60, 0.0)
+    assert runs["gaps-seed0"].steps == [0, 20, 40, 60, 80, 100]
+    assert main([str(file), "--base", "0"]) == 0
+    told = capsys.readouterr().out.replace("\n", " ")
+    assert "runs end at steps 60 to 100" in told
+    assert "hot-seed2, hot-seed3 end in NaN, and count as 0" in told
 
 
 @pytest.mark.parametrize("n", [4, 8])

@@ -5,12 +5,15 @@ import csv
 import html
 import io
 import json
+import math
 import re
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from scipy import stats
 
 from tests.support.synthetic_study import (
     METRIC,
@@ -31,8 +34,8 @@ from trl_ablate.study.report.foreign_runs import read_curves
 from trl_ablate.study.report.making import report_curves, report_study
 from trl_ablate.study.report.pictures import line_of, spread
 from trl_ablate.study.report.sections import commands, different_starts
-from trl_ablate.study.report.stats import Comparison, Interval
-from trl_ablate.study.report.verdicts import disagreement
+from trl_ablate.study.report.stats import Comparison, Interval, t_interval
+from trl_ablate.study.report.verdicts import disagreement, pairs_to_see
 from trl_ablate.study.store import RunStore
 from trl_ablate.study.verdict import Verdict
 
@@ -377,6 +380,17 @@ def test_a_difference_that_one_of_two_tests_finds():
     assert disagreement(replace(found, exact_disagrees=False)) is None
     assert "and the exact sign-flip test does not (p = 0.062)" in (disagreement(found) or "")
     assert "too few for an exact test" in (disagreement(replace(found, exact_p=None)) or "")
+
+
+def test_pairs_whose_interval_would_leave_out_0():
+    seen = [0.02, 0.1, 0.06]
+    pairs = pairs_to_see(t_interval(seen))
+    mean, sd = statistics.fmean(seen), statistics.stdev(seen)
+    assert pairs == 5  # by the t of five pairs, not of three
+    for n, is_enough in ((4, False), (5, True)):
+        assert (stats.t.ppf(0.975, n - 1) * sd / math.sqrt(n) < mean) == is_enough
+    assert pairs_to_see(t_interval([0.05, 0.06, 0.07])) is None  # it leaves out 0 already
+    assert pairs_to_see(t_interval([-1.0, 1.0, 0.001])) is None
 
 
 def test_expected_and_found(tmp_path):

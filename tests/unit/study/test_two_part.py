@@ -92,6 +92,12 @@ def test_agreement_below_the_noise_of_evaluation_is_no_equivalence():
     ).is_final
 
 
+def test_runs_that_do_not_vary_show_nothing():
+    for arm in ([0.9] * 8, [0.901] * 8):
+        found = decide(arm=arm, reference=[0.9] * 8, threshold=0.6, looks=(8,), margin=0.03)
+        assert found.verdict is Verdict.NOT_DECIDED and found.p == 1.0
+
+
 def test_the_threshold_is_half_of_what_the_median_gains():
     assert half_way([0.2, 0.7, 0.8], base=0.3) == pytest.approx(0.5)
     assert half_way([0.1, 0.2, 0.3], base=0.3) == 0.3

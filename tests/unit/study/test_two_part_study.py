@@ -149,6 +149,12 @@ def test_a_base_is_needed_for_a_gain():
         (0.05, Verdict.NOT_DECIDED, "open"),
         ("fails", Verdict.FAILS_MORE, "yes"),
         ("equal", Verdict.FAILS_MORE, "no"),
+        ("worse", Verdict.FAILS_MORE, "yes"),
+        (-0.05, Verdict.FAILS_MORE, "yes"),
+        (0.05, Verdict.FAILS_MORE, "no"),
+        ("collapse", Verdict.UNDECIDED, "open"),
+        ("collapse", Verdict.TOO_FEW, "open"),
+        ("collapse", Verdict.SAME, "no"),
     ],
 )
 def test_what_was_expected(expected, found, agrees):

@@ -69,6 +69,8 @@ class Run:
     directory: Path | None = None
     skipped: int = 0
     """Number of lines of `metrics.jsonl` that are not logged rows."""
+    lost: frozenset[str] = frozenset()
+    """Metrics of others' runs that ended in NaN, and count as 0 there, or as their lowest value."""
     group: str | None = None
     """Who made it, where runs of several are judged together."""
 

@@ -150,13 +150,15 @@ def _crossing(term: Level, other: Level, found: Factorial) -> str | None:
 
 
 def _seen_at_one(term: Level, other: Level, found: Factorial) -> str | None:
-    """`X matters more with Y = y`, if its effect is seen there alone. Not "only": that would need a
-    test of equivalence at the other level."""
+    """`X matters more with Y = y`, if its effect is seen there alone and is larger there. Not
+    "only": that would need a test of equivalence at the other level."""
     effects = found.simple_effects(term, other)
     at = {effect.is_seen: place for place, effect in (effects or {}).items()}
     if effects is None or len(at) == 1:
         return None
     there, elsewhere = at[True], at[False]
+    if abs(effects[there].estimate) <= abs(effects[elsewhere].estimate):
+        return None
     return (
         f"{term[0]} matters more with {other[0]} = {there}: {found.change(term)} is "
         f"{_numbers(effects[there])} there, and {_numbers(effects[elsewhere])} with {other[0]} = "
@@ -221,8 +223,8 @@ def _remarks(found: Factorial) -> list[str]:
     misfit = found.fit.misfit_p()
     if misfit is not None and misfit < ALPHA:
         notes.append(
-            f"Cells differ by more than main effects and two-way interactions explain (p = "
-            f"{p_value(misfit)}): settings also act in threes, or runs spread more in some cells. "
+            "Cells differ by more than main effects and two-way interactions explain ("
+            f"{p_words(misfit)}): settings also act in threes, or runs spread more in some cells. "
             "Compare the cells themselves."
         )
     return notes

@@ -159,11 +159,13 @@ def _entry(found: Factorial, effect: Effect) -> dict[str, Any]:
 
 
 def spread_p(cells: Sequence[Sequence[float]]) -> float | None:
-    """Of equal variances, by Bartlett's test: Levene's sees nothing in cells of three runs. None if
-    too few cells have some variance."""
+    """Of equal variances, by Bartlett's test: Levene's sees nothing in cells of three runs. 0 if
+    some cells have none at all; None if no cell has any, or one alone is given."""
     from scipy.stats import bartlett
 
     varied = [values for values in cells if len({*values}) > 1]
+    if varied and len(varied) < len(cells):
+        return 0.0
     return float(bartlett(*varied).pvalue) if len(varied) > 1 else None
 
 

@@ -103,21 +103,40 @@ def _run(log: Log, naming: Naming, path: Path) -> Run:
     named = stated.get("seed", log.owner.seed)
     if named is not None:
         seed = _whole(named, log.name)
-    points: dict[str, Series] = {}
-    for row in log.rows:
-        step = row.get("grpo_step")
-        for metric, value in row.items():
-            if metric != "step" and value is not None and math.isfinite(value):
-                series = points.setdefault(metric, Series())
-                series.steps.append(row["step"] if step is None else step)
-                series.values.append(value)
+    points, lost = _points(log)
+    for metric, at in lost.items():  # as of a run of our own with NaN weights
+        points[metric].steps.append(at)
+        points[metric].values.append(min(0.0, *points[metric].values))
     return Run(
         arm=stated.get("arm") or log.owner.arm or arm or _above(log.name, path),
         seed=seed,
         status="finished",
         series=points,
         group=stated.get("group", log.owner.group),
+        lost=frozenset(lost),
     )
+
+
+def _points(log: Log) -> tuple[dict[str, Series], dict[str, float]]:
+    """The curves without what is not finite, and the step from which a curve is NaN to its end. In
+    a table that has NaN between values, it stands for what was not logged."""
+    points: dict[str, Series] = {}
+    nan_from: dict[str, float] = {}
+    with_gaps: set[str] = set()
+    for row in log.rows:
+        at = row["step"] if row.get("grpo_step") is None else row["grpo_step"]
+        for metric, value in row.items():
+            if metric == "step" or value is None:
+                continue
+            if math.isfinite(value):
+                series = points.setdefault(metric, Series())
+                series.steps.append(at)
+                series.values.append(value)
+                with_gaps |= {metric} & {*nan_from}
+            elif math.isnan(value):
+                nan_from.setdefault(metric, at)
+    ended = nan_from.keys() & points.keys() - with_gaps
+    return points, {metric: nan_from[metric] for metric in ended}
 
 
 def _above(name: str, path: Path) -> str:

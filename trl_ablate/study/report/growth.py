@@ -127,9 +127,9 @@ Rise = Mapping[str, float | None]
 """`first`, `rise`, `low`, `high` over seeds."""
 PASSES_NOTE = (
     "From the first to the last evaluation of each run that has an outcome: mean over seeds, and "
-    "the mean rise with its 95 % t interval. 'Sharper': pass@1 rises and pass@k does not. 'More "
-    "able': pass@k rises, too. 'Narrower': pass@k falls. The intervals are those of single arms, "
-    "without a correction for their number."
+    "the mean rise with its 95 % t interval. 'Sharper': pass@1 is seen to rise, pass@k is not. "
+    "'More able': both are. 'Narrower': pass@k is seen to fall. The intervals are those of single "
+    "arms, without a correction for their number."
 )
 
 
@@ -186,7 +186,7 @@ def verdict(one: Rise, many: Rise) -> str:
     if many["high"] < 0:
         return "narrower"
     if many["low"] > 0:
-        return "more able"
+        return "more able" if one["low"] > 0 else "pass@k alone is seen to rise"
     return "sharper" if one["low"] > 0 else "neither is seen to rise"
 
 

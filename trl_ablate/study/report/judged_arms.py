@@ -208,16 +208,19 @@ def _verdict(one: Judged, p: float, margin: float | None, level: float) -> Verdi
 
 
 def _needed(one: Judged, reference: Judged, level: float) -> int | None:
-    """By whichever part needs fewer: shares by Cohen's h, means by the normal approximation with
-    Guenther's correction for t (1981), over the share of runs that succeed."""
+    """By whichever part needs fewer: shares by the formula for Fisher's test of Casagrande, Pike
+    and Smith (1978), means by the normal approximation with Guenther's correction for t (1981),
+    over the share of runs that succeed."""
     (k, n), (other, m) = one.shares.arm, one.shares.reference
     of_shares, of_means = (
         float(special.ndtri(1 - level * part / 2)) for part in (SHARES_PART, 1 - SHARES_PART)
     )
     power, found = float(special.ndtri(POWER)), [MOST_RUNS + 1.0]
-    h = 2 * (math.asin(math.sqrt(k / n)) - math.asin(math.sqrt(other / m)))
-    if h:
-        found.append(2 * ((of_shares + power) / h) ** 2)
+    p, q = k / n, other / m
+    if distance := abs(p - q):
+        mean, apart = (p + q) / 2, power * math.sqrt(p * (1 - p) + q * (1 - q))
+        plain = ((of_shares * math.sqrt(2 * mean * (1 - mean)) + apart) / distance) ** 2
+        found.append(plain / 4 * (1 + math.sqrt(1 + 4 / (plain * distance))) ** 2)
     if one.means and one.means.difference:
         variance = one.means.error**2 / (1 / k + 1 / other)
         successes = 2 * variance * ((of_means + power) / one.means.difference) ** 2

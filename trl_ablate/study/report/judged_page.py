@@ -14,6 +14,7 @@ from trl_ablate.study.report.numbers import (
     interval,
     number,
     p_value,
+    p_words,
     signed,
     within,
 )
@@ -25,7 +26,8 @@ VERDICTS_NOTE = (
     "interval and the p-value of Fisher's exact test against the group's first arm; the mean is "
     "over the runs that succeed, with a 95 % t interval, and its difference with that of Welch's "
     "test, from three successes of each on. Intervals are of one comparison alone; p, on which "
-    "verdicts rest, is over both parts, corrected (Holm) over the arms of a group. 'Runs needed' "
+    "verdicts rest, is over both parts, corrected (Holm) over the arms of a group; that of "
+    "'equivalent', of two one-sided tests, is not shown. 'Runs needed' "
     "is about how many of each arm decide, by shares or by means, with 80 % probability, if what "
     "was seen is true; a few runs are a weak sign of that."
 )
@@ -48,7 +50,7 @@ def judged_document(
         _verdicts(found),
         _pooled(found),
         Section("Runs", [_picture(found), *_curves(found, runs)] if pictures else []),
-        _read(runs),
+        _read(runs, found.metric),
     ]
     return Document(f"Verdicts on {found.metric}", lead, parts)
 
@@ -78,10 +80,13 @@ def sentences(found: Judgement, runs: Sequence[Run]) -> list[str]:
                 f", half of what the median run of {arms[0].arm} gains over "
                 f"{number(found.bases[group])}"
             )
-        ends = {run.last_step for run in runs if (run.group or "") == group}
+        own = [run for run in runs if (run.group or "") == group and found.metric in run.series]
+        ends = {run.series[found.metric].steps[-1] for run in own}
         if len(ends) > 1:
-            low, high = (f"{of(end or 0 for end in ends):g}" for of in (min, max))
+            low, high = f"{min(ends):g}", f"{max(ends):g}"
             start += f"; runs end at steps {low} to {high}, and count with what they had then"
+        if lost := [run.name for run in own if found.metric in run.lost]:
+            start += f"; {', '.join(lost)} end in NaN, and count as 0 or their lowest value"
         of = [one for one in arms if one.verdict]
         decided = [one for one in of if one.verdict.is_final]
         said += [start, *(f"{where}{_sentence(one)}" for one in decided)]
@@ -95,7 +100,7 @@ def _sentence(one: Judged) -> str:
     if one.verdict in (Verdict.FAILS_MORE, Verdict.FAILS_LESS):
         return (
             f"{one.arm} {one.verdict} than {one.against}: {k} of {n} runs succeed against "
-            f"{other} of {m} (p = {p_value(one.p)})"
+            f"{other} of {m} ({p_words(one.p)})"
         )
     joint = "to" if one.verdict is Verdict.EQUIVALENT else "than"
     return (
@@ -172,8 +177,12 @@ def _mean(means: Any) -> str:
     return within(means.difference, means.low, means.high) if means else NOTHING
 
 
-def _read(runs: Sequence[Run]) -> Section:
+def _read(runs: Sequence[Run], metric: str) -> Section:
     """How the names were understood."""
+
+    def last(run: Run) -> float:
+        return run.series[metric].steps[-1] if metric in run.series else 0
+
     arms: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         arms.setdefault((run.group or NOTHING, run.arm), []).append(run)
@@ -181,7 +190,7 @@ def _read(runs: Sequence[Run]) -> Section:
         ("group", lambda item: item[0][0]),
         ("arm", lambda item: item[0][1]),
         ("seeds", lambda item: ", ".join("?" if r.seed is None else str(r.seed) for r in item[1])),
-        ("last step", lambda item: f"{max(run.last_step or 0 for run in item[1]):g}"),
+        ("last step", lambda item: f"{max(map(last, item[1])):g}"),
     ]
     note = "As found in columns or names; --arm, --seed, --group and --names change it."
     return table("How the runs were read", arms.items(), columns, note, 2)

@@ -51,11 +51,12 @@ TWO_PART_NOTE = (
     "Runs are not paired. A run succeeds if it reaches the threshold: half of what the median run "
     "of the reference gains over the base, or the one that the study states. 'Succeed' has exact "
     "95 % intervals, 'p of the shares' is Fisher's. The difference is that of the mean over the "
-    "runs that succeed (Welch), with no variance below that of one run's evaluation; its interval "
-    "covers with 95 % over all comparisons and looks together (of an equivalent arm: that of the "
-    "two one-sided tests). 'p' is corrected for the parts and the looks, not for the comparisons; "
-    "verdicts are corrected for them, too (Bonferroni). The difference over all runs, those that "
-    "fail too, has its own 95 % interval; no verdict rests on it."
+    "runs that succeed (Welch), with no variance below that of one run's evaluation, where it logs"
+    " its error (`reward`; not pass@k); its interval covers with 95 % over all comparisons and "
+    "looks together (of an equivalent arm: that of the two one-sided tests). 'p' is corrected for "
+    "the parts and the looks, not for the comparisons; verdicts are corrected for them, too "
+    "(Bonferroni). The difference over all runs, those that fail too, has its own 95 % interval; "
+    "no verdict rests on it."
 )
 RUNS_NOTE = (
     "A run has collapsed when it ends below half of its best and the loss is more than noise "

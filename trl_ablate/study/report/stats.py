@@ -127,7 +127,9 @@ def p_over_looks(
     values, n = pairs.differences, len(pairs.differences)
 
     def over_looks(p: float) -> float:
-        return p if len(looks) < 2 else error_over_looks(tuple(looks), min(1.0, max(LEAST_P, p)))
+        if len(looks) < 2:
+            return p
+        return min(len(looks) * p, error_over_looks(tuple(looks), min(1.0, max(LEAST_P, p))))
 
     if n < MIN_SEEDS:
         return 1.0, 1.0

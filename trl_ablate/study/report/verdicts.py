@@ -8,6 +8,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from trl_ablate.study.decision import EXACT
+from trl_ablate.study.nominal import critical_t, nominal_level
 from trl_ablate.study.planned import Plan, silent_differences
 from trl_ablate.study.report import outcomes
 from trl_ablate.study.report.analysis import Analysis, ArmResult
@@ -21,8 +22,8 @@ from trl_ablate.study.report.numbers import (
     p_words,
     signed,
 )
-from trl_ablate.study.report.stats import Comparison, Interval
-from trl_ablate.study.verdict import EXPECTED, Expectation, Verdict
+from trl_ablate.study.report.stats import ALPHA, Comparison, Interval
+from trl_ablate.study.verdict import EXPECTED, Expectation, Verdict, reference_runs
 
 HEADS = {
     Verdict.BETTER: "{arm} is better than {other}",
@@ -89,7 +90,9 @@ def _of_two_parts(comparison: Comparison, analysis: Analysis) -> str:
     found, arm = comparison.two_part, comparison.arm
     other = analysis.reference_of(arm).name
     if found is None or found.shares is None:
-        return f"{arm} has too few runs for a look; the first is at {comparison.next_look}."
+        failed = _failed(comparison, analysis)
+        why = f" and waits for {', '.join(failed)}, which failed" * bool(failed)
+        return f"{arm} has too few runs for a look; the first is at {comparison.next_look}{why}."
     head = HEADS[found.verdict].format(arm=arm, other=other, margin=number(analysis.margin))
     (k, n), (other_k, other_n) = found.shares.arm, found.shares.reference
     parts = [
@@ -219,12 +222,15 @@ def finality(analysis: Analysis) -> list[str]:
 
 def what_would_change(analysis: Analysis) -> Section:
     """The comparisons without a difference, and the pairs that would show one."""
+    looks, level = analysis.looks, ALPHA
+    if looks:
+        level = nominal_level(looks, ALPHA / len(analysis.decisive))
     columns = [
         ("arm", lambda c: c.arm),
         ("verdict", lambda c: c.verdict),
         ("pairs", lambda c: str(c.difference.n)),
         ("difference", lambda c: difference(c.difference)),
-        ("pairs for what was seen", lambda c: str(pairs_to_see(c.difference) or NOTHING)),
+        ("pairs for what was seen", lambda c: str(pairs_to_see(c.difference, level) or NOTHING)),
         ("what would help", lambda c: _what_to_do(c, analysis)),
     ]
     note = (
@@ -235,27 +241,36 @@ def what_would_change(analysis: Analysis) -> Section:
     return table("What would change the answer", open_, columns, note, 2)
 
 
-def pairs_to_see(seen: Interval) -> int | None:
-    """Pairs whose interval would just leave out 0, as its width falls with the root of their
-    number. None if nothing was seen, or if it is more than ten thousand."""
-    if not seen.mean or not seen.half_width:
+def pairs_to_see(seen: Interval, level: float = ALPHA) -> int | None:
+    """Pairs whose t interval at this level would just leave out 0. None if nothing was seen, if the
+    interval already leaves it out, or if they are more than ten thousand."""
+    if not seen.mean or not seen.half_width or seen.half_width < abs(seen.mean):
         return None
-    pairs = max(seen.n, math.ceil(seen.n * (seen.half_width / seen.mean) ** 2))
-    return pairs if pairs <= 10_000 else None
+    ratio = seen.half_width * math.sqrt(seen.n) / critical_t(seen.n, level) / abs(seen.mean)
+    more = range(max(seen.n, math.floor(ratio**2)) + 1, 10_001)
+    return next((n for n in more if critical_t(n, level) * ratio < math.sqrt(n)), None)
 
 
 def _what_to_do(comparison: Comparison, analysis: Analysis) -> str:
-    arm, reference = analysis.arm(comparison.arm), analysis.reference_of(comparison.arm)
-    if comparison.next_look:
-        seeds = range(comparison.next_look)
-        runs = (run for each in (arm, reference) for run in each.runs[: len(seeds)])
-        failed = [run.name for run in runs if run.status == "failed"]
+    if look := comparison.next_look:
+        failed = ", ".join(_failed(comparison, analysis))
         if failed:
-            return f"{', '.join(failed)} failed; the look at {len(seeds)} seeds waits for it"
-        return f"study run --until decided: the look at {comparison.next_look} seeds"
+            return f"{failed} failed; the look at {look} seeds waits for it"
+        return f"study run --until decided: the look at {look} seeds"
+    if analysis.looks:
+        return "a study of its own: the last look has passed"
     if analysis.margin is None and comparison.verdict != Verdict.TOO_FEW:
         return "more seeds; or an equivalence_margin, if small differences do not matter"
     return "more seeds"
+
+
+def _failed(comparison: Comparison, analysis: Analysis) -> list[str]:
+    """The failed runs that the next look waits for."""
+    arm, reference = analysis.arm(comparison.arm), analysis.reference_of(comparison.arm)
+    look, last = comparison.next_look or 0, max(analysis.looks, default=len(arm.runs))
+    pool = len(reference.runs) if comparison.two_part and reference is analysis.arms[0] else None
+    runs = [*arm.runs[:look], *reference.runs[: reference_runs(look, last, pool)]]
+    return [run.name for run in runs if run.status == "failed"]
 
 
 def expectations(analysis: Analysis, plan: Plan) -> Section:
@@ -297,16 +312,18 @@ def _in_words(
 
 
 def agreement(given: Expectation | float, found: str, margin: float | None = None) -> str:
-    """`found` as `found_of` says it; a collapse is worse, and a difference within the margin is
-    none."""
+    """`found` as `found_of` says it; to collapse or to fail more often is worse, and a difference
+    within the margin is none."""
     if not isinstance(given, (int, float)):
         wanted = EXPECTED[given]
     elif abs(given) < (margin or 0.0) or given == 0:
         wanted = Verdict.EQUIVALENT
     else:
         wanted = Verdict.BETTER if given > 0 else Verdict.WORSE
-    if found.startswith(Verdict.COLLAPSE) or wanted == Verdict.COLLAPSE:
-        both = found.startswith(Verdict.COLLAPSE) and wanted in (Verdict.COLLAPSE, Verdict.WORSE)
-        return "yes" if both else "no"
-    is_final = found in [*Verdict] and Verdict(found).is_final
-    return "yes" if found == wanted else "no" if is_final else "open"
+    if found.startswith(Verdict.COLLAPSE):
+        return "yes" if wanted in (Verdict.COLLAPSE, Verdict.WORSE) else "no"
+    if found == wanted or (found, wanted) == (Verdict.FAILS_MORE, Verdict.WORSE):
+        return "yes"
+    if wanted == Verdict.COLLAPSE and found not in (Verdict.TOO_FEW, Verdict.UNDECIDED):
+        return "no"  # most runs did not
+    return "no" if found in [*Verdict] and Verdict(found).is_final else "open"
