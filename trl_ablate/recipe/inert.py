@@ -46,6 +46,7 @@ def inert_knobs(
         *_term_rules(config),
         *_generation_rules(config),
         (not model.use_peft, adapters, "use_peft is false"),
+        (True, "hub_strategy hub_always_push", "a run is published once, after it has ended"),
     ]
     return {
         knob: why for holds, knobs, why in rules if holds for knob in knobs.split() if knob in given
@@ -196,6 +197,7 @@ def _reward_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
         or config.outcome_gate or any(weight < 0 for weight in weights)
     )  # fmt: skip
     others = bool(named) and not {"answer", "format"} & set(named)
+    sets = [task, *map(task.evaluation_task, task.eval_sets or {})]
     return [
         (
             config.group_filter != "resample",
@@ -229,6 +231,11 @@ def _reward_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
             "reward_timeout is null: functions run in this process",
         ),
         (others, "reward", "reward_funcs names no reward that reads a template's format"),
+        (
+            all(one.prompt_column is not None for one in sets),
+            "system_prompt prompt_style",
+            "prompt_column gives the whole prompt",
+        ),
     ]
 
 

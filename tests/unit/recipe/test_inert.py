@@ -147,10 +147,20 @@ def test_a_setting_is_inert_with_some_others(setting, others, task, silent):
     assert (name in inert(task, **setting, **others)) is silent
 
 
-@pytest.mark.parametrize(("dataset", "inert_ones"), [("math", 2), ("reasoning_gym/gcd", 0)])
-def test_the_scorer_of_a_task_of_reasoning_gym_always_runs_in_workers(dataset, inert_ones):
+WORKERS = ("reward_timeout", "reward_workers")
+PROMPT = ("system_prompt", "prompt_style")
+
+
+@pytest.mark.parametrize(
+    ("task", "named", "inert_ones"),
+    [
+        ({"dataset": "math"}, WORKERS, 2),
+        ({"dataset": "reasoning_gym/gcd"}, WORKERS, 0),  # its scorer always runs in workers
+        ({}, PROMPT, 0),
+        ({"prompt_column": "prompt", "eval_sets": {"hard": {"filter": "level > 3"}}}, PROMPT, 2),
+        ({"prompt_column": "prompt", "eval_sets": {"other": "gsm8k"}}, PROMPT, 0),
+    ],
+)
+def test_settings_of_the_task_that_are_inert(task, named, inert_ones):
     config = AblationConfig(output_dir="unused", use_cpu=True, bf16=False)
-    named = ("reward_timeout", "reward_workers")
-    assert (
-        len(inert_knobs(config, TaskArguments(dataset=dataset), ModelConfig(), named)) == inert_ones
-    )
+    assert len(inert_knobs(config, TaskArguments(**task), ModelConfig(), named)) == inert_ones
