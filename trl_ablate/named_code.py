@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trl_ablate.errors import ConfigurationError, nearest, shortened
+from trl_ablate.errors import ConfigurationError, brief, nearest
 
 _FILE = re.compile(r"(?P<file>.+\.py)(?::(?P<name>.*))?", re.DOTALL)
 _DOTTED = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\.(?P<name>[A-Za-z_]\w*)")
@@ -133,8 +133,8 @@ def waited_for(result: Any) -> Any:
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:
-    """The type and message of an error on one line."""
-    return shortened(f"{type(error).__name__}: {error}", limit)
+    """The type and message of an error on one line, without control characters."""
+    return brief(f"{type(error).__name__}: {error}", limit)
 
 
 def line_of(error: BaseException, file: str | None) -> tuple[int, str]:

@@ -21,15 +21,14 @@ from huggingface_hub import get_token
 
 MASK = "<masked>"
 
-_SECRET_VARIABLE = re.compile(
-    r"(^|_)(TOKEN|API_?KEY|KEY|KEY_ID|SECRET|PASSWORD|PASSWD|PASS|PASSPHRASE|PAT|CREDENTIALS?)$",
-    re.IGNORECASE,
+_NAMES = (
+    r"(api|access|secret|private|account|auth|signing|encryption|ssh)[_-]?key([_-]?id)?|secret"
+    r"|passw(or)?d|passphrase|credentials?"
+    r"|(hub|hf|access|auth|bearer|api|refresh|session|github|gh|gitlab|wandb|slack|bot)[_-]?token"
 )
-_SECRET_SETTING = re.compile(
-    r"(^|[_-])(hub|hf|access|auth|bearer)[_-]?token$|^token$|(^|[_-])(api_?key|secret|password)$",
-    re.IGNORECASE,
-)
-"""`hub_token` and the like, but not `eos_token`."""
+_SECRET_SETTING = re.compile(rf"(?i)(^|[_-])({_NAMES})$|^(token|authorization)$")
+"""`hub_token` and the like, but not `eos_token`, nor the column `answer_key`."""
+_SECRET_VARIABLE = re.compile(rf"(?i)(^|_)({_NAMES}|token|key|key_id|pass|pat)$")
 
 _SHORTEST = 8
 """Shorter values of environment variables are not masked: they occur in texts by chance."""
@@ -54,14 +53,14 @@ class Masker:
         return self._home.sub("~", text) if self._home else text
 
     def value(self, value: Any, secret: bool = False) -> Any:
-        """A JSON value without secrets; every text whose key names a secret is masked."""
+        """A JSON value without secrets, also in keys; a text whose key names a secret is masked."""
         if isinstance(value, str):
             return MASK if secret and value else self.text(value)
         if isinstance(value, list):
             return [self.value(item, secret) for item in value]
         if isinstance(value, dict):
             return {
-                key: self.value(item, secret or bool(_SECRET_SETTING.search(key)))
+                self.text(key): self.value(item, secret or bool(_SECRET_SETTING.search(key)))
                 for key, item in value.items()
             }
         return value
@@ -141,7 +140,7 @@ SHAPES: dict[str, str] = {
     "npm, PyPI": r"\bnpm_[A-Za-z0-9]{36}|\bpypi-AgE[A-Za-z0-9_-]{40,}",
     "Stripe, SendGrid": r"\b[sr]k_(?:live|test)_[0-9A-Za-z]{16,}|\bSG\.[\w-]{20,}\.[\w-]{40,}",
     "Telegram": r"\b\d{8,10}:AA[\w-]{33}",
-    "JSON web token": r"(?<![\w-])eyJ[\w-]{8,2000}\.eyJ[\w-]{8,4000}\.[\w-]*",
+    "JSON web token": r"\b(?<!-)eyJ[\w-]{8,2000}\.eyJ[\w-]{8,4000}\.[\w-]*",
     "header": r"(?i)\bauthorization\W{1,4}(?:bearer|basic|token)\s+([\w.~+/=-]{8,})",
     "bearer": rf"(?i)\bbearer\s+({_MIXED}[\w.~+/=-]{{20,}})",
     "private key": (
@@ -163,7 +162,9 @@ Every pattern has its own prefix or context: 40 hexadecimal digits are a commit,
 `WANDB_API_KEY=`. If a pattern has a group, only the group is the secret.
 """
 
-_COMPILED = [re.compile(pattern) for pattern in SHAPES.values()]
+_BOUNDARY = r"(?:\b|(?<=\\[abfnrtv])|(?<=\\x[\da-f]{2})|(?<=\\u[\da-f]{4}))"
+"""A word also begins after `\\n` and other escapes, whose last letter is no part of it."""
+_COMPILED = [re.compile(pattern.replace(r"\b", _BOUNDARY)) for pattern in SHAPES.values()]
 
 
 def replace_tokens(text: str, mask: str) -> str:

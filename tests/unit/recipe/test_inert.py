@@ -75,6 +75,8 @@ INERT = [  # the setting, the others, the task
     ({"max_resample_rounds": 5}, {}, None),
     ({"max_resample_rounds": 5}, {"group_filter": "drop"}, None),
     ({"reward_noise": 0.1}, PLACEBO, None),
+    ({"hub_strategy": "every_save"}, {"push_to_hub": True}, None),
+    ({"hub_always_push": True}, {"push_to_hub": True}, None),
     ({"outcome_gate": "answer"}, PLACEBO, TWO_REWARDS),
     ({"outcome_gate": "r1_zero"}, {}, None),
     ({"negative_weight": 0.0}, {"baseline": "none"}, None),

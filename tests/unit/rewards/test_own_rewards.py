@@ -213,13 +213,13 @@ def test_what_is_logged_for_a_row_alone_is_dropped():
 
 
 def raises(completions, **kwargs):
-    raise KeyError("solution")
+    raise ValueError("solution \x1b[2J")
 
 
 @pytest.mark.parametrize(
     ("function", "sentence"),
     [
-        (raises, "'mine' failed on all 2 rows of a call, first with KeyError: 'solution'.* on 'a'"),
+        (raises, "'mine' failed on all 2 rows of a call, first with ValueError: solution .x1b.* 'a'"),
         (lambda completions, **_: [1.0], "'mine' returned 1 rewards for 2 completions.*'a'"),
         (lambda completions, **_: 0.5, "'mine' returned 0.5, a float; return a list"),
         (lambda completions, **_: ["1", 0.0], "'mine' returned '1' for 'a'"),
@@ -231,7 +231,7 @@ def raises(completions, **kwargs):
 def test_an_error_of_the_function_ends_the_run_in_one_sentence(function, sentence):
     with pytest.raises(RewardError, match=sentence) as raised:
         call(guarded(Calls("mine", function)), ["a", "b"])
-    assert "\n" not in str(raised.value)
+    assert str(raised.value).isprintable()
 
 
 def test_arrays_and_tensors_are_lists_of_numbers():

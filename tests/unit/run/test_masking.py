@@ -66,7 +66,16 @@ AROUND = {
 @pytest.mark.parametrize("issuer", SHAPES)
 def test_a_token_is_masked_wherever_it_stands(issuer):
     secret = SECRETS[issuer]
-    for place in ("{}", "a {} b", '{{"x": "{}"}}', "+key = '{}'\n-  more", "({})"):
+    for place in (
+        "{}",
+        "a {} b",
+        "a\n{}",
+        "a\t{} b",
+        "a\x1b{} b",
+        '{{"x": "{}"}}',
+        "+key = '{}'\n-  more",
+        "({})",
+    ):
         text = place.format(AROUND.get(issuer, "{}").format(secret))
         line = Masker(hide_home=False).text(json.dumps({"a": text, "b": [1, text]}))
         assert json.loads(line)["b"][0] == 1
@@ -132,12 +141,21 @@ def test_masking_takes_time_in_proportion_to_the_text(piece):
 def test_the_home_folder_is_hidden_only_in_what_is_published():
     text = f"{Path.home()}/runs and {Path.home()}less"
     assert Masker().text(text) == f"~/runs and {Path.home()}less"
+    assert Masker().value({f"{Path.home()}/a.py": 1}) == {"~/a.py": 1}
     assert Masker(hide_home=False).text(text) == text
 
 
 def test_known_secrets_are_masked_and_a_placeholder_is_none():
     assert Masker({"known-secret", "<HUB_TOKEN>"}).text("a known-secret") == f"a {MASK}"
     assert Masker({"<HUB_TOKEN>"}).text("<HUB_TOKEN>, user:pass@x") == "<HUB_TOKEN>, user:pass@x"
+
+
+@pytest.mark.parametrize("name", ["secret_key", "access_key", "aws_access_key_id", "github_token",
+    "private_key", "passwd", "Authorization", "my-api-key", "db_password"])  # fmt: skip
+def test_a_text_under_the_name_of_a_secret_is_masked(name, monkeypatch):
+    assert Masker().value({name: {"x": "y"}, "answer_key": "a", "eos_token": "e"}) == {
+        name: {"x": MASK}, "answer_key": "a", "eos_token": "e"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
