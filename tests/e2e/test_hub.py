@@ -189,17 +189,20 @@ def test_only_what_changed_is_sent_and_what_went_is_removed(hub, run):
     push_run(run)
     hub.keep_blob(b"notes")
     tree = dict(hub.repositories[REPO].commits[hub.repositories[REPO].branches["main"]])
-    mine = {"NOTES.md": hub.keep_blob(b"notes"), "model-2.safetensors": hub.keep_large(b"old")}
+    mine = {"NOTES.md": hub.keep_blob(b"notes"), "model-2.safetensors": hub.keep_large(b"old"),
+            "alerts.jsonl": hub.keep_blob(b"notes"), "notes/run.json": hub.keep_blob(b"notes"),
+            "chat_template.json": hub.keep_blob(b"notes")}  # fmt: skip
     hub.repositories[REPO].commit("main", tree | mine)
     hub.requests.clear()
-    (run.path / "rollouts" / "step_000000.jsonl").unlink()
+    shutil.rmtree(run.path / "rollouts")
+    shutil.rmtree(run.path / "checkpoint_last")
     push_run(run)
     assert hub.uploads() == []
     assert hub.commits(REPO) == 3
     files = hub.files(REPO)
-    assert "rollouts/step_000000.jsonl" not in files
-    assert "model-2.safetensors" not in files
-    assert files["NOTES.md"] == b"notes"
+    gone = ("rollouts/", "checkpoint_last/", "model-2.safetensors", "alerts", "chat_template.json")
+    assert not [path for path in files if path.startswith(gone)]
+    assert files["NOTES.md"] == files["notes/run.json"] == b"notes"
 
 
 @pytest.mark.slow

@@ -20,6 +20,6 @@ diffs and the machine's name. Nothing here imports torch.
 """
 
 from trl_ablate.errors import PublishError
-from trl_ablate.hub.publishing import check_token, files_of, push_run
+from trl_ablate.hub.publishing import check_token, files_of, publish_command, push_run
 
-__all__ = ["PublishError", "check_token", "files_of", "push_run"]
+__all__ = ["PublishError", "check_token", "files_of", "publish_command", "push_run"]

@@ -8,19 +8,16 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 from huggingface_hub import EvalResult, ModelCardData
-from huggingface_hub.utils import HFValidationError, validate_repo_id
 from jinja2 import Environment, StrictUndefined
 
-from trl_ablate.data.row_files import is_on_the_hub
+from trl_ablate.hub.bases import base_model, base_revision, hub_id, is_miniature
 from trl_ablate.hub.contents import BEST, FinishedRun
 from trl_ablate.metrics import stderr_of
-from trl_ablate.reward_specs import GYM
 from trl_ablate.run.untrusted import (
     for_markdown,
     markdown_code,
@@ -31,7 +28,6 @@ from trl_ablate.run.untrusted import (
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")
 TAGS = ("trl", "trl-ablate", "grpo", "reinforcement-learning")
-MINIATURE = "miniature"
 
 Licence = Mapping[str, str]
 """`license` of the Hub's metadata, and `license_name` and `license_link` where it is `other`."""
@@ -47,52 +43,32 @@ def model_card(
     template.filters |= {"md": _md, "code": _code, "fence": markdown_fence}
     base, record = base_model(run.config), run.record
     named = ["recipe", "profile", "arm", "seed"] + ["study"] * bool(record.get("study"))
-    settings = run.config["config"]
-    space = settings.get("trackio_space_id") or settings.get("trackio_static_space_id")
+    config, settings = run.config["config"], run.config.get("settings") or {}
+    space = config.get("trackio_space_id") or config.get("trackio_static_space_id")
+    scaled = {"learning_rate_scale": 1.0} if "learning_rate_scale" in settings else {}
     shown = template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         run=run,
         record={"reason": None, **record},
         repo_id=repo_id,
-        revision=f", revision={json.dumps(branch)}" if branch else "",
+        revision=_revision(branch),
+        base_revision=_revision(base_revision(run.config)),
         metadata=_metadata(run, repo_id, licence).rstrip(),
         base=base,
         base_id=hub_id(base),
         is_miniature=is_miniature(base),
         named=", ".join(f"{key} {_code(record.get(key))}" for key in named),
-        changes=_changes(run.config.get("changes") or {}),
+        changes=_changes(run.config.get("changes") or {}, settings),
         results=_results(run),
         picture=picture,
         git={"commit": None, "changed": False, **(record.get("git") or {})},
         command=shlex.join(_command(record)),
         versions=_versions(record),
-        settings=yaml.safe_dump(run.config.get("settings") or {}, allow_unicode=True).rstrip(),
+        settings=yaml.safe_dump({**settings, **scaled}, allow_unicode=True).rstrip(),
         terms=(licence or {}).get("license_name") or (licence or {}).get("license"),
         dataset=dataset_id(run.config),
         space=space and hub_id(space if "/" in space else f"{repo_id.partition('/')[0]}/{space}"),
     )
     return run.masker.text(shown)
-
-
-def base_model(config: Mapping[str, Any]) -> str | None:
-    """Model id or folder that training started from."""
-    task = config["task"]
-    if task["start"] == "base":
-        return config["model"]["model_name_or_path"]
-    return (task["starts"] or {}).get(task["start"])
-
-
-def hub_id(name: str | None) -> str | None:
-    """The name, if it can be an id on the Hub: OWNER/NAME, not a path, the miniature or a gym."""
-    if not name or "/" not in name or name.startswith((f"{MINIATURE}/", GYM)):
-        return None
-    with suppress(HFValidationError):
-        validate_repo_id(name)
-        return name if is_on_the_hub(name) else None
-    return None
-
-
-def is_miniature(name: str | None) -> bool:
-    return (name or "").partition("/")[0] == MINIATURE
 
 
 def dataset_id(config: Mapping[str, Any]) -> str | None:
@@ -139,9 +115,14 @@ def _eval_results(run: FinishedRun, dataset: str | None) -> list[EvalResult] | N
     ]
 
 
-def _changes(changes: Mapping[str, Sequence[Any]]) -> str:
-    rows = [list(map(_cell, (key, *values))) for key, values in changes.items()]
-    return markdown_table(("setting", "base", "here"), rows) if rows else ""
+def _revision(name: str | None) -> str:
+    return f", revision={json.dumps(name)}" if name else ""
+
+
+def _changes(changes: Mapping[str, Sequence[Any]], settings: Mapping[str, Any]) -> str:
+    """What the recipe declares, and what the run was trained with."""
+    rows = [list(map(_cell, (key, *values, settings.get(key)))) for key, values in changes.items()]
+    return markdown_table(("setting", "base", "recipe", "this run"), rows) if rows else ""
 
 
 def _results(run: FinishedRun) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.hub.bases import base_model, base_revision, hub_id
+from trl_ablate.metrics import EVAL_REWARD, REWARD
 from trl_ablate.run.checkpoints import check_seal
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.folders import where_it_stands
@@ -24,6 +26,7 @@ BEST_NOTE = "best.json"
 OVER = ("finished", "stopped", "failed")
 """The states of a run that has ended."""
 PICTURE = "curves.png"
+ADAPTER = "adapter_config.json"
 
 _MODEL_FILE = re.compile(
     r"(adapter_)?model(-\d{5}-of-\d{5})?\.safetensors|(adapter_)?model\.safetensors\.index\.json"
@@ -35,6 +38,19 @@ _MODEL_FILE = re.compile(
 are not published."""
 _KEY_ROLLOUTS = 4
 """Number of rollout files published besides the best step's: first, last, and evenly between."""
+
+
+def is_of_a_run(path: str) -> bool:
+    """Whether the file of a repository is of a published run, which the next one replaces.
+
+    A second set of weights at the root would make `from_pretrained` load the wrong one. All other
+    files are the user's.
+    """
+    folder, _, name = path.rpartition("/")
+    weights = name.endswith((".safetensors", ".safetensors.index.json"))
+    records = ("run.json", "resolved_config.json", "metrics.jsonl", "alerts.jsonl", PICTURE)
+    ours = weights or name in records or _MODEL_FILE.fullmatch(name) is not None
+    return path.partition("/")[0] in (BEST, LAST, "rollouts") if folder else ours
 
 
 @dataclass(frozen=True)
@@ -75,7 +91,7 @@ class FinishedRun:
 
     @property
     def is_adapter(self) -> bool:
-        return "adapter_config.json" in self.checkpoints[self.chosen]
+        return ADAPTER in self.checkpoints[self.chosen]
 
     @cached_property
     def evaluations(self) -> list[dict[str, Any]]:
@@ -104,24 +120,34 @@ class FinishedRun:
             if file.is_file():
                 published[file.relative_to(self.path).as_posix()] = self._cleaned(file)
         for name, files in self.checkpoints.items():
-            published |= {f"{name}/{file}": self._checked(at) for file, at in files.items()}
-        root = self.checkpoints[self.chosen].items()
-        published |= {name: file for name, file in root if name != BEST_NOTE}
+            model = {file: self._checked(at) for file, at in files.items()}
+            published |= {f"{name}/{file}": source for file, source in model.items()}
+            if name == self.chosen:
+                published |= {file: source for file, source in model.items() if file != BEST_NOTE}
         picture = draw_curves(self.rows)
         return published | ({} if picture is None else {PICTURE: picture})
 
     def _cleaned(self, file: Path) -> bytes:
         """The whole lines of a JSONL file, without secrets."""
-        text = _own(file).read_text(encoding="utf-8")
+        try:
+            text = _own(file).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(f"{file} is not UTF-8 ({error}); restore it") from error
         return self.masker.text(text[: text.rfind("\n") + 1]).encode()
 
-    def _checked(self, file: Path) -> Path:
+    def _checked(self, file: Path) -> Source:
+        """The file; of an adapter's config, which names the folder of its base here, a copy that
+        names the base as the run does."""
         if file.suffix != ".safetensors" and not self.masker.is_clean(file.read_bytes()):
             raise ConfigurationError(
                 f"{file} contains what looks like a token, and model files are published "
                 "unchanged; remove it from the file and publish again"
             )
-        return file
+        if file.name != ADAPTER:
+            return file
+        base = base_model(self.config)
+        named = {"base_model_name_or_path": hub_id(base) or base}
+        return _json({**read_object(file), **named, "revision": base_revision(self.config)})
 
 
 def read_run(run: RunDirectory, token: str | None = None) -> FinishedRun:
@@ -153,7 +179,7 @@ def read_run(run: RunDirectory, token: str | None = None) -> FinishedRun:
         path=run.path,
         record=masker.value(public),
         config=masker.value(config),
-        rows=list(run.metrics()),
+        rows=[_drawable(row, run) for row in run.metrics()],
         masker=masker,
     )
     if not finished.checkpoints:
@@ -161,6 +187,18 @@ def read_run(run: RunDirectory, token: str | None = None) -> FinishedRun:
             f"{run.path} has neither {BEST} nor {LAST}, so there is no model to publish"
         )
     return finished
+
+
+def _drawable(row: dict[str, Any], run: RunDirectory) -> dict[str, Any]:
+    """The row; refuses a reward that the card and the picture cannot show."""
+    rewards = [row[key] for key in (REWARD, EVAL_REWARD) if row.get(key) is not None]
+    numbers = (row.get("grpo_step"), *rewards)
+    if rewards and not all(isinstance(one, int | float) for one in numbers):
+        raise ConfigurationError(
+            f"{run.metrics_file}: a reward of step {row['step']} or its grpo_step is no number; "
+            "restore the file"
+        )
+    return row
 
 
 def key_rollouts(files: list[Path], best: dict[str, Any] | None) -> list[Path]:

@@ -5,23 +5,23 @@ The commit comes last and names its parent: it contains everything or does not h
 after a lost answer makes no second commit.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import shlex
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
 from trl_ablate.errors import PublishError
-from trl_ablate.hub.card import Licence, base_model, hub_id, is_miniature, model_card
+from trl_ablate.hub.bases import base_model, hub_id, is_miniature
+from trl_ablate.hub.card import Licence, model_card
 from trl_ablate.hub.client import failures_in_words, patiently, require_token
-from trl_ablate.hub.contents import PICTURE, FinishedRun, Source, read_run
+from trl_ablate.hub.contents import PICTURE, FinishedRun, Source, is_of_a_run, read_run
 from trl_ablate.run.directory import RunDirectory
 
 CARD = "README.md"
 MINIATURE_LICENCE = {"license": "apache-2.0"}
 """The miniature is made by this package, and has the same licence."""
-ROOT_MODEL = (".safetensors", ".safetensors.index.json", "adapter_config.json")
-"""Endings of the files that decide which weights `from_pretrained` finds at the root."""
 
 
 def push_run(
@@ -52,8 +52,18 @@ def push_run(
     except PublishError as error:
         raise PublishError(
             f"not published: {finished.masker.text(str(error))}. The run in {run.path} is "
-            f"unchanged; run `trl-ablate publish {run.path}` to continue"
+            f"unchanged; run `{publish_command(run, repo_id, private, revision)}` to continue"
         ) from error
+
+
+def publish_command(
+    run: RunDirectory, repo_id: str | None, private: bool, revision: str | None
+) -> str:
+    """The command that publishes the run to the same place."""
+    words = ["trl-ablate", "publish", str(run.path), *["--public"] * (not private)]
+    for name, value in {"--repo_id": repo_id, "--revision": revision}.items():
+        words += [name, value] if value else []
+    return shlex.join(words)
 
 
 def files_of(run: RunDirectory) -> dict[str, int]:
@@ -139,7 +149,8 @@ def _commit(
     head = api.model_info(repo_id, revision=revision)
     present = [each.rfilename for each in head.siblings or []]
     additions = [CommitOperationAdd(path, source) for path, source in files.items()]
-    deletions = [CommitOperationDelete(path, is_folder=False) for path in _stale(present, files)]
+    stale = [path for path in present if path not in files and is_of_a_run(path)]
+    deletions = [CommitOperationDelete(path, is_folder=False) for path in stale]
     once = dict(zip(files.values(), additions, strict=True))  # equal files at the root and below it
     api.preupload_lfs_files(
         repo_id, additions=list(once.values()), revision=revision, free_memory=False
@@ -151,18 +162,3 @@ def _commit(
         revision=revision,
         parent_commit=head.sha,
     )
-
-
-def _stale(present: Iterable[str], files: Mapping[str, Source]) -> list[str]:
-    """Files of an earlier publish in the folders that are published now, and weights at the root.
-
-    A second set of weights would make `from_pretrained` load the wrong one. All other files in the
-    repository are kept.
-    """
-    folders = {path.partition("/")[0] for path in files if "/" in path}
-    return [
-        path
-        for path in present
-        if path not in files
-        and (path.partition("/")[0] in folders if "/" in path else path.endswith(ROOT_MODEL))
-    ]

@@ -50,6 +50,7 @@ from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import MathGrader
 from trl_ablate.rewards.own.chosen import Rewards
 from trl_ablate.rewards.own.model import ModelReward
+from trl_ablate.run.masking import Masker
 from trl_ablate.study.engines import THREAD_VARIABLES
 from trl_ablate.task import TaskArguments
 from trl_ablate.trainer.ablation import AblationTrainer
@@ -250,6 +251,9 @@ def put_together(
         **given,
     }
     config.model_init_kwargs = cast(Any, loading if isinstance(model, str) else None)
+    adapter: Any = get_peft_config(model_args)
+    if adapter is not None and loading["revision"] != "main":  # of the base: TRL does not record it
+        adapter.revision = loading["revision"]
     environment = environment_of(resolved.task)
     with tolerated_integrations(config) as integrations, explained(environment):
         trainer = kind(
@@ -260,10 +264,12 @@ def put_together(
             eval_dataset=sets if len(sets) > 1 else sets.get(MAIN),
             processing_class=tokenizer,
             quantization_config=get_quantization_config(model_args),
-            peft_config=get_peft_config(model_args),
+            peft_config=adapter,
             callbacks=[*integrations, *(callbacks or [])],
             **environment,
         )
+    masked = Masker(hide_home=False).value(trainer.args.model_init_kwargs)
+    trainer.args.model_init_kwargs = masked  # checkpoints and dashboards hold the arguments
     if config.use_cpu:
         use_one_thread_if_small(cast(PreTrainedModel, trainer.model))
     for one in apart.values():

@@ -288,25 +288,20 @@ def publish(start: Start) -> Iterator[str]:
     A failure does not change the run. It is a `PublishError`, which names the command that
     publishes the run later.
     """
-    from trl_ablate.hub import push_run
+    from trl_ablate.hub import publish_command, push_run
 
     config = start.resolved.config
     private = config.hub_private_repo is not False
+    place = (start.directory, config.hub_model_id, private)
     try:
-        url = push_run(
-            start.directory,
-            repo_id=config.hub_model_id,
-            private=private,
-            token=config.hub_token,
-            revision=config.hub_revision,
-        )
+        url = push_run(*place, token=config.hub_token, revision=config.hub_revision)
     except PublishError:
         raise
     except Exception as error:
         why = on_one_line(masker_of(start).text(str(error)))
         raise PublishError(
             f"the run is finished but not published: {why}; fix this, then run "
-            f"`trl-ablate publish {start.directory.path}`"
+            f"`{publish_command(*place, config.hub_revision)}`"
         ) from error
     yield f"published at {url}"
     if space := export_static(config, private):

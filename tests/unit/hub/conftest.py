@@ -33,7 +33,11 @@ def directory(tmp_path) -> RunDirectory:
     run.write_config(
         {
             "changes": {"learning_rate": [3e-5, 1e-4], "stop": [None, ["a|b"]]},
-            "settings": {"learning_rate": 1e-4, "hub_token": "<masked>"},
+            "settings": {
+                "learning_rate": 2e-4,
+                "learning_rate_scale": 2.0,
+                "hub_token": "<masked>",
+            },
             "config": {"trackio_space_id": "curves"},
             "task": {**task, "eval_size": 1024},
             "model": {"model_name_or_path": "Qwen/Qwen2.5-Math-1.5B"},

@@ -1,11 +1,16 @@
 """The card of a published run: its metadata, what changed, what came out, how to repeat it."""
 
+import json
+from pathlib import Path
+from typing import cast
+
 import pytest
 import yaml
 
 from tests.unit.hub.conftest import TOKEN, row
 from trl_ablate.hub.card import model_card
 from trl_ablate.hub.contents import FinishedRun, read_run
+from trl_ablate.run.json_files import read_object, write_json
 from trl_ablate.run.masking import MASK
 from trl_ablate.run.picture import draw_curves
 
@@ -34,8 +39,9 @@ def test_the_card_says_what_changed_what_came_out_and_how_to_do_it_again(directo
     for said in (
         "# lr_1e-4-seed7",
         "**The run stopped before its end: gradient norm 41.2 at step 6.**",
-        "| `learning_rate` | `3e-05` | `0.0001` |",
-        r"| `stop` | `None` | `['a\|b']` |",
+        "| `learning_rate` | `3e-05` | `0.0001` | `0.0002` |",
+        r"| `stop` | `None` | `['a\|b']` | `None` |",
+        "learning_rate: 0.0002\nlearning_rate_scale: 1.0",
         "| metric | first (step 0) | best (step 2) | last (step 6) |",
         "| `eval_reward` | 0.030 ± 0.012 | 0.600 ± 0.012 | 0.010 ± 0.012 |",
         "| `eval_mean_length` | 341.2 | 341.2 | 341.2 |",
@@ -108,11 +114,29 @@ def test_without_evaluation_and_licence_the_card_says_so(finished):
     assert draw_curves(finished.rows) is None
 
 
-def test_an_adapter_is_called_one(directory):
+HUB_BASE = "Qwen/Qwen2.5-Math-1.5B"
+
+
+@pytest.mark.parametrize(
+    ("base", "published", "code"),
+    [
+        (HUB_BASE, HUB_BASE, f'"{HUB_BASE}", revision="v2"'),
+        (f"{Path.home()}/models/x", "~/models/x", "BASE_FOLDER"),
+        ("miniature/chains", "miniature/chains", "BASE_FOLDER"),
+    ],
+)
+def test_an_adapter_is_called_one_and_names_its_base(directory, base, published, code):
     for name in ("checkpoint_best", "checkpoint_last"):
         folder = directory.path / name
         (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
-        (folder / "adapter_config.json").write_text("{}")
-    metadata, text = card_of(read_run(directory))
-    assert (metadata["library_name"], metadata["base_model_relation"]) == ("peft", "adapter")
-    assert "LoRA adapter on [Qwen" in text
+        write_json(folder / "adapter_config.json", {"base_model_name_or_path": "/a/folder", "r": 4})
+    model = {"model_name_or_path": base, "model_revision": "v2"}
+    directory.write_config({**read_object(directory.config_file), "model": model})
+    run = read_run(directory)
+    for name in ("", "checkpoint_last/"):
+        config = json.loads(cast(bytes, run.files()[f"{name}adapter_config.json"]))
+        assert config == {"base_model_name_or_path": published, "r": 4, "revision": "v2"}
+    metadata, text = card_of(run)
+    assert metadata["library_name"] == "peft" and "LoRA adapter on" in text
+    assert (metadata.get("base_model_relation") == "adapter") is (base == HUB_BASE)
+    assert f"from_pretrained({code})\nmodel = PeftModel.from_pretrained(base, " in text

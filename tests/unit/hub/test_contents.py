@@ -1,6 +1,7 @@
 """Which files of a run are published: fixed names, no links, no secrets, whole lines."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from huggingface_hub.utils import validate_repo_id
 
 from tests.unit.hub.conftest import MODEL, TOKEN
-from trl_ablate.errors import ConfigurationError
+from trl_ablate.errors import ConfigurationError, PublishError
 from trl_ablate.hub import files_of, publishing
 from trl_ablate.hub.card import model_card
 from trl_ablate.hub.contents import key_rollouts, read_run
@@ -64,6 +65,21 @@ def test_the_list_holds_every_file_and_is_shown_before_the_upload(directory, mon
     assert names >= MODEL.keys() | {"run.json", "metrics.jsonl", "step_000002.jsonl"}
 
 
+@pytest.mark.parametrize("public", [False, True])
+def test_a_refused_upload_gives_the_command_for_the_same_place(directory, monkeypatch, public):
+    def refuse(*given):
+        raise PublishError("refused")
+
+    monkeypatch.setattr(publishing, "require_token", lambda token: "x" * 20)
+    monkeypatch.setattr(publishing, "_publish", refuse)
+    with pytest.raises(PublishError) as error:
+        publishing.push_run(directory, "me/x", private=not public, revision="a b")
+    words = ["trl-ablate", "publish", str(directory.path), *["--public"] * public]
+    assert shlex.split(str(error.value).split("`")[1]) == [
+        *words, "--repo_id", "me/x", "--revision", "a b"
+    ]  # fmt: skip
+
+
 def test_the_root_holds_the_best_model_or_else_the_last(directory):
     files = read_run(directory).files()
     assert files["model.safetensors"] == files["checkpoint_best/model.safetensors"]
@@ -114,18 +130,21 @@ def test_a_half_written_last_line_is_left_out(directory):
         ("run.json", {"status": "running"}, "is running; publish"),
         ("resolved_config.json", {"config": {}, "task": {}}, "has no model, settings; restore"),
         ("checkpoint_last/model.safetensors", None, "checkpoint_last is not a complete model"),
+        ("metrics.jsonl", '{"step": 3, "eval_reward": 0.5}\n', "step 3 or its grpo_step is no n"),
+        ("metrics.jsonl", '{"step": 3, "grpo_step": 3, "eval_reward": "x"}\n', "reward of step 3"),
+        ("rollouts/step_000002.jsonl", b'{"response": "\xff"}\n', "is not UTF-8 .*; restore it"),
     ],
 )
 def test_what_cannot_be_published_is_refused_in_one_sentence(directory, file, content, said):
     path = directory.path / file
     if content is None:
         path.unlink()
-    elif isinstance(content, str):
-        path.write_text(content)
+    elif isinstance(content, str | bytes):
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
     else:
         write_json(path, content)
     with pytest.raises(ConfigurationError, match=said):
-        read_run(directory)
+        files_of(directory)
 
 
 def test_key_rollouts_are_first_last_best_and_between():

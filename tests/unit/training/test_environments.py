@@ -1,10 +1,14 @@
 """Tools, environments and rollout functions by path: they reach TRL's trainer as they are."""
 
+from typing import Any
+
 import pytest
 from transformers import TrainerCallback
 
 from trl_ablate import ConfigurationError, load_recipe
+from trl_ablate.rewards import grader_of
 from trl_ablate.rewards.own.chosen import Rewards
+from trl_ablate.run.masking import MASK
 from trl_ablate.training import building
 from trl_ablate.training.building import environment_of, explained
 from trl_ablate.training.checking import check_recipe
@@ -82,6 +86,18 @@ def test_they_and_the_callbacks_reach_the_trainer(recipe, monkeypatch):
     first, second = given["callbacks"]
     assert isinstance(first, Tolerated) and first.name == "trackio" and second is mine
     assert given["reports_to"] == [] and resolved.config.report_to == ["trackio"]
+
+
+def test_a_trainer_keeps_no_token_and_its_adapter_the_revision_of_the_base(tiny_model, tmp_path):
+    given = {"model_name_or_path": str(tiny_model), "output_dir": str(tmp_path), "eval_size": 8,
+             "use_peft": True, "model_revision": "v2", "report_to": "none",
+             "model_init_kwargs": {"token": "not-of-a-shape"}}  # fmt: skip
+    resolved = load_recipe("grpo", "miniature", given)
+    with grader_of(resolved.task) as grader:
+        trainer = building.build_trainer(resolved, grader)
+    model: Any = trainer.model
+    assert model.peft_config["default"].revision == "v2"
+    assert trainer.args.to_dict()["model_init_kwargs"]["token"] == MASK
 
 
 @pytest.mark.parametrize(
