@@ -199,6 +199,25 @@ def test_an_async_row_that_raises_is_ungraded_and_none_and_nan_are_too():
     assert metrics == {"grader/mine/ungraded": 2.0, "grader/mine/errors": 0.0}
 
 
+def test_a_call_that_fails_where_none_of_its_rows_does_is_counted(caplog):
+    """Such as a service that was away for a moment; the function empties its lists, too."""
+    sizes = []
+
+    def above_mean(completions, **kwargs):
+        lengths = [len(text) for text in completions]
+        completions.clear()
+        sizes.append(len(lengths))
+        if len(sizes) == 2:
+            raise ConnectionError("away")
+        return [length - fmean(lengths) for length in lengths]
+
+    function = guarded(Calls("mine", above_mean))
+    calls = [logged_call(function, ["a", "bcd"]) for _ in range(3)]
+    assert [rewards for rewards, _, _ in calls] == [[-1.0, 1.0], [0.0, 0.0], [-1.0, 1.0]]
+    assert [metrics["grader/mine/errors"] for _, metrics, _ in calls] == [0.0, 1.0, 0.0]
+    assert sizes == [2, 2, 1, 1, 2] and caplog.text.count("ConnectionError: away") == 1
+
+
 def test_what_is_logged_for_a_row_alone_is_dropped():
     def function(completions, log_metric, environments, **kwargs):
         if "bad" in completions:
@@ -219,7 +238,7 @@ def raises(completions, **kwargs):
 @pytest.mark.parametrize(
     ("function", "sentence"),
     [
-        (raises, "'mine' failed on all 2 rows of a call, first with ValueError: solution .x1b.* 'a'"),
+        (raises, "'mine' failed on all 2 rows of a call, first with ValueError: solution .x1b.*"),
         (lambda completions, **_: [1.0], "'mine' returned 1 rewards for 2 completions.*'a'"),
         (lambda completions, **_: 0.5, "'mine' returned 0.5, a float; return a list"),
         (lambda completions, **_: ["1", 0.0], "'mine' returned '1' for 'a'"),
