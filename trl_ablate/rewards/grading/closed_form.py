@@ -39,6 +39,8 @@ class _Parser:
     """Recursive descent; one method for each level of precedence."""
 
     def __init__(self, text: str) -> None:
+        if re.search(r"(?<![a-zA-Z\\])[a-zA-Z]{3,}", text):  # a word such as sqrt is no product
+            raise _NotClosedForm
         self._rest = _TOKEN.findall(text)[::-1]
         if "".join(self._rest[::-1]) != re.sub(r"\s", "", text) or text != text.rstrip():
             raise _NotClosedForm

@@ -23,7 +23,7 @@ from trl_ablate.rewards.grading.reading import BASED_NUMERAL, Reading, brackets
 
 PLACES = 6
 """Decimals to which math-verify rounds."""
-_LOOSE_DIGITS = re.compile(r"(?<!frac)(?<!frac )(?<!_)\d \d(?!\d*/\d)")
+_LOOSE_DIGITS = re.compile(r"(?<!frac)(?<!frac )(?<!_)\d(?: |\\text\{)\d(?!\d*/\d)")
 _MANY = re.compile(r"\\cup|\\infty|\\begin\{|\\pm|\\in(?![a-zA-Z])")
 _ENDS_IN_UNIT = re.compile(r"[\d}) ] ?[a-hj-zA-Z]+(?:\^\{?[23]\}?)?$")  # `i` is a number
 _SUM = re.compile(r"(?<=[\w)}\]])(?<!\d[eE])[-+]")
@@ -65,8 +65,9 @@ def _same_kind_of_statement(answer: Reading, gold: Reading) -> bool:
 
 
 def _without_text(reading: Reading) -> str:
-    r"""The same text for `81\text{ teachers}` and `81 teachers`."""
-    return re.sub(r"(?<=\d) (?=[a-zA-Z])", "", untext(reading.tidied))
+    r"""The same text for `81\text{ teachers}` and `81 teachers`, but not for `1\text{2}` and 12."""
+    apart = re.sub(r"(?<=\d)\\text\{(?=\d)", r"\\text{ ", reading.tidied)
+    return re.sub(r"(?<=\d) (?=[a-zA-Z])", "", untext(apart))
 
 
 def _compare_words(answer: Reading, gold: Reading) -> bool | None:

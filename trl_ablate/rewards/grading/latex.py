@@ -29,6 +29,7 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\le(?![a-zA-Z])", r"\\leq"),
         (r"\\ge(?![a-zA-Z])", r"\\geq"),
         (r"\s?,?\s?\\text\{\s?,?\s?(?:and|or)\s?\}\s?", ", "),
+        (r"(?<=[\w)}\]]) (?:and|or) (?=[-+\\\w(])", ", "),
         (r"^\s*\\approx(?![a-zA-Z])", ""),
         (r" {2,}", " "),
         # A space next to punctuation has no meaning, except next to a point ("3 .5") and between

@@ -40,7 +40,7 @@ day days | week weeks | month months | year years yr yrs
 g gram grams | kg kilogram kilograms | lb lbs pound pounds | oz ounce ounces
 l liter liters litre litres | ml milliliter milliliters millilitre millilitres
 gallon gallons gal | dollar dollars usd | cent cents | euro euros
-degree degrees deg | radian radians rad | mph miles/hour | km/h kmh kph
+degree degrees deg | radian radians rad | mph miles/hour | km/h kmh kph | a.m am | p.m pm
 """
 """Each unit, and its other spellings."""
 _CANONICAL = {
@@ -56,7 +56,7 @@ _BARE_WORDS = "|".join(
     sorted((re.escape(word) for word in _CANONICAL if len(word) > 1), key=len, reverse=True)
 )
 _POWER = r"(?:\^\{?(?P<power>[23])\}?)?"
-_TEXT_UNIT = re.compile(r"\\text\{(?P<unit>[^{}]*)\}" + _POWER + r"$")
+_TEXT_UNIT = re.compile(r"\\text\{(?P<unit>(?!\d)[^{}]*)\}" + _POWER + r"$")
 _BARE_UNIT = re.compile(
     rf"(?<=[\d}}) ])(?P<unit>(?:(?:square|cubic|sq|cu)\.? ?)?(?:{_BARE_WORDS})){_POWER}$",
     re.IGNORECASE,
