@@ -102,15 +102,17 @@ class Calls:
         rewards: list[Reward],
         errors: Mapping[int, str],
         given: Mapping[str, Any],
+        call: str | None = None,
         **more: int,
     ) -> list[Reward]:
-        """Log what is ungraded, and warn the first time; refuse a call without any success."""
+        """Log what is ungraded, and warn the first time; refuse a call without any success. `call`
+        is the error of a call whose rows alone have none, which counts as one."""
         if errors and len(errors) == len(rewards):
             raise RewardError(
                 f"reward function '{self.name}' failed on all {len(errors)} rows of a call, first "
                 f"with {errors[0]}; fix it, then rerun with --resume"
             )
-        counts = {"ungraded": rewards.count(None), "errors": len(errors), **more}
+        counts = {"ungraded": rewards.count(None), "errors": len(errors) or int(bool(call)), **more}
         log_counts(given.get("log_metric"), counts, f"{self.name}/")
         if errors and not self.warned:
             self.warned = True
@@ -118,6 +120,13 @@ class Calls:
                 "reward function '%s' failed on %d of %d rows, which are ungraded and counted in "
                 "grader/%s/errors; the first: %s",
                 self.name, len(errors), len(rewards), self.name, errors[min(errors)],
+            )  # fmt: skip
+        elif call is not None and not self.warned:
+            self.warned = True
+            logger.warning(
+                "reward function '%s' failed on a call, but on none of its %d rows alone, so that "
+                "the rewards are wrong if it compares rows; grader/%s/errors counts the call: %s",
+                self.name, len(rewards), self.name, call,
             )  # fmt: skip
         return rewards
 
@@ -145,29 +154,33 @@ def guarded(calls: Calls) -> Callable[..., Any]:
 
 async def _rewards(calls: Calls, given: Mapping[str, Any], is_async: bool) -> list[Reward]:
     async def output_of(arguments: Mapping[str, Any]) -> Any:
-        output = calls.function(**calls.arguments(arguments))
+        # Copies, because the function may change its lists.
+        own = {name: one[:] if type(one) is list else one for name, one in arguments.items()}
+        output = calls.function(**calls.arguments(own))
         return await output if is_async else output
 
     completions = given["completions"]
     whole: Any = None
     rows: list[Any] = []
     errors: dict[int, str] = {}
+    failed: str | None = None
     with in_this_process(calls.name, calls.file):
         try:
             whole = await output_of(given)
-        except Exception:
+        except Exception as error:
+            failed = calls.failure(error, completions)
             for index, row in enumerate(_each_row(given)):
                 try:
                     rows.append(await output_of(row))
-                except Exception as error:
+                except Exception as of_row:
                     rows.append([None])
-                    errors[index] = calls.failure(error, completions[index])
+                    errors[index] = calls.failure(of_row, completions[index])
     if rows:
         pairs = zip(rows, completions, strict=True)
         rewards = [checked(calls.name, row, [text])[0] for row, text in pairs]
     else:
         rewards = checked(calls.name, whole, completions)
-    return calls.settled(rewards, errors, given)
+    return calls.settled(rewards, errors, given, failed)
 
 
 def _each_row(given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
