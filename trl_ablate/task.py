@@ -336,9 +336,9 @@ def _check_of_eval_set(name: str, key: str, value: Any) -> None:
             f"eval_sets: '{name}' has the unknown key {str(key)[:80]!r}; use "
             f"{', '.join(EVAL_SET_KEYS)}"
         )
-    wanted = {"size": int, "reward_funcs": list, "gym": dict}.get(key, str)
-    lists = key in ("filter", "levels", "subjects") and isinstance(value, list)
-    if type(value) is not wanted and not lists:
+    wanted = {"size": int, "gym": dict}.get(key, str)
+    wanted = list if key in ("reward_funcs", "levels", "subjects") else wanted
+    if type(value) is not wanted and not (key == "filter" and isinstance(value, list)):
         raise ConfigurationError(
             f"eval_sets: {key} of '{name}' is {str(value)[:80]!r}; give a {KINDS[wanted]}"
         )

@@ -30,6 +30,9 @@ _CONDITION = re.compile(
         \s*(?P<value>\[[^\]]*\]|"[^"]*"|'[^']*'|.+?)\s*""",
     re.VERBOSE,
 )
+_QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
+_SECOND = re.compile(r"==|!=|[<>]|&&|\|\||\b(?:and|or)\b|^\[(?![^\]]*\]$)", re.IGNORECASE)
+"""Signs outside of quotes that a value is more than one value, or a list without its end."""
 _PART = re.compile(r"""\s*("[^"]*"|'[^']*'|[^,]+)\s*(?:,|$)""")
 _AND = re.compile(r"""\band\b(?=(?:[^"']|"[^"]*"|'[^']*')*$)""")
 _NUMBER = re.compile(r"(?:(?<!\w)[-+])?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
@@ -79,11 +82,18 @@ def _condition(text: str) -> Condition:
             f"{', '.join(OPERATORS)}, such as 'level >= 3', and join conditions with `and`"
         )
     sign, value = " ".join(found["operator"].split()), found["value"]
+    if _SECOND.search(_QUOTED.sub("", value)):
+        raise ConfigurationError(
+            f"filter '{text}' has {value!r} after {sign}; join conditions with `and`, end a list "
+            "with ], and write a text with other such signs in quotes"
+        )
     is_list = sign.endswith("in")
     if is_list and not value.startswith("["):
         raise ConfigurationError(f"filter '{text}' needs a list after {sign}; write [a, b]")
     parts = [part for part in _PART.findall(value[1:-1]) if part.strip()]
     parsed: Any = [_value(part) for part in parts] if is_list else _value(value)
+    if sign == "contains":
+        parsed = value  # as written: 007 is not 7 in a text
     if sign in _ORDER and type(parsed) is not float:
         raise ConfigurationError(
             f"filter '{text}' has {parsed!r} after {sign}; give a number, or use == or !="
@@ -93,7 +103,7 @@ def _condition(text: str) -> Condition:
 
 def _value(text: str) -> Any:
     text = text.strip()
-    if len(text) > 1 and text[0] in "\"'" and text[-1] == text[0]:
+    if _QUOTED.fullmatch(text):
         return text[1:-1]
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
@@ -109,11 +119,10 @@ def _equal(found: Any, value: Any) -> bool:
     return found is None if value is None else str(found) == value
 
 
-def _contains(found: Any, value: Any) -> bool:
-    wanted = f"{value:g}" if isinstance(value, float) else value
+def _contains(found: Any, value: str) -> bool:
     if isinstance(found, str):
-        return str(wanted) in found
-    return isinstance(found, Sequence) and any(_equal(one, value) for one in found)
+        return (value[1:-1] if _QUOTED.fullmatch(value) else value) in found
+    return isinstance(found, Sequence) and any(_equal(one, _value(value)) for one in found)
 
 
 def _number_of(found: Any) -> float | None:

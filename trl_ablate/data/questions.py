@@ -40,7 +40,8 @@ logger = logging.getLogger(__name__)
 Part = Literal["train", "eval"]
 
 FIRST_COLUMNS = ("question", "answer", "level", "subject")
-
+MAX_NESTING = 20
+"""Of lists and objects in a column; `datasets` fails on about 30, with an error of Python's."""
 
 NAMED_DATASETS = {
     "math": Source(
@@ -255,12 +256,17 @@ def _to_dataset(questions: list[dict[str, Any]], name: str) -> Dataset:
     for column in dict.fromkeys([*(one for one in FIRST_COLUMNS if one in there), *there]):
         found[column] = [row.get(column) for row in questions]
         try:
-            pyarrow.array(found[column])
+            levels = str(pyarrow.array(found[column]).type).count("<")
         except (pyarrow.ArrowException, OverflowError) as error:
             raise ConfigurationError(
                 f"dataset {name!r}: column '{column}' mixes values that do not fit into one column "
                 f"({' '.join(str(error).split())[:200]}); give it one type, or remove it"
             ) from error
+        if levels > MAX_NESTING:
+            raise ConfigurationError(
+                f"dataset {name!r}: column '{column}' nests {levels} lists or objects, and at most "
+                f"{MAX_NESTING} are allowed; flatten or remove it"
+            )
     return Dataset.from_dict(found)
 
 

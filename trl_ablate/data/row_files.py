@@ -59,10 +59,14 @@ def is_on_the_hub(source: str) -> bool:
 
 
 def _is_of_the_hub(folder: Path, split: str) -> bool:
-    """Whether a split is in several files or in a folder below, as in a copy of a Hub dataset."""
-    files = (path for suffix in _SUFFIXES for path in folder.rglob(f"{split}[-_.]*{suffix}"))
-    usual = {folder / f"{split}{suffix}" for suffix in _SUFFIXES}
-    return not any(path.is_file() for path in usual) and any(files)
+    """Whether a split, or the one that replaces it, is in several files or in a folder below, as in
+    a copy of a Hub dataset."""
+    for name in (split, _OTHER_NAME.get(split, split)):
+        if any((folder / f"{name}{suffix}").is_file() for suffix in _SUFFIXES):
+            return False
+        if any(any(folder.rglob(f"{name}[-_.]*{suffix}")) for suffix in _SUFFIXES):
+            return True
+    return False
 
 
 def _file_for_split(folder: Path, split: str) -> Path:
@@ -178,6 +182,7 @@ def _read_csv(path: Path) -> Iterator[Row]:
     A column is read as whole numbers if each of its fields is just as Python writes the number, so
     that nothing is lost; all other columns are text.
     """
+    csv.field_size_limit(2**31 - 1)  # else a field has at most 131072 characters
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)

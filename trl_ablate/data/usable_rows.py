@@ -13,6 +13,8 @@ RESERVED_BY_TRL = (
     "environments",
 )  # fmt: skip
 """Arguments of a reward function, which no column can be called."""
+IMAGES = ("image", "images")
+"""Columns that TRL passes to the model."""
 
 
 class BadRowError(ValueError):
@@ -69,14 +71,21 @@ def to_question(row: Row, source: Source) -> dict[str, Any]:
             raise BadRowError(
                 f"a column is called {name!r}, which is an argument of every reward; rename it"
             )
+    for name in IMAGES:
+        if values.get(name) not in (None, "", []):
+            raise BadRowError(
+                f"column {name!r} has an image, which a text model cannot see; remove or rename it"
+            )
     # `prompt` is TRL's, and written later.
-    others = {name: one for name, one in values.items() if name not in (*found, "prompt")}
+    taken = (*found, "prompt", *IMAGES)
+    others = {name: one for name, one in values.items() if name not in taken}
     return found | others
 
 
 def _gold(values: dict[str, Any], names: tuple[str, ...], marker: str | None) -> str:
     column, answer = _text(values, names)
-    marker = marker or (r"\boxed" if column == "solution" else "")
+    if marker is None:  # of the usual columns, only a solution contains more than its answer
+        marker = r"\boxed" if column == "solution" and len(names) > 1 else ""
     if marker not in answer:
         raise BadRowError(f"no {marker} in column {column!r}")
     gold = final_answer(answer)

@@ -115,16 +115,20 @@ def test_columns_in_their_usual_order_and_by_name(tmp_path):
     worked = {"problem": "1+1?", "solution": r"It is \boxed{2}."}
     data = load(write_lines(tmp_path / "c.jsonl", worked))
     assert data[0] == {"question": "1+1?", "answer": "2", **worked}
+    plain = {"problem": "1+1?", "solution": 2, "image": None, "images": []}
+    data = load(write_lines(tmp_path / "e.jsonl", plain), answer_column="solution")
+    assert data[0] == {"question": "1+1?", "answer": "2", "problem": "1+1?", "solution": 2}
 
 
 def test_csv_columns_become_numbers_only_if_nothing_is_lost(tmp_path):
     path = tmp_path / "train.csv"
-    path.write_text('question,answer,level,code,share\n"1, 1?",2,1,007,0.50\n2?,4,,8,1\n')
+    long = "?" * 200_000
+    path.write_text(f'question,answer,level,code,share\n"1, 1?",2,1,007,0.50\n{long},4,,8,1\n')
     data = load(path)
     assert data[0] == {
         "question": "1, 1?", "answer": "2", "level": "1", "code": "007", "share": "0.50",
     }  # fmt: skip
-    assert data["level"][:] == ["1", None]
+    assert data["level"][:] == ["1", None] and data["question"][1] == long
 
 
 def test_a_folder_offers_its_splits(tmp_path, monkeypatch):
@@ -141,6 +145,8 @@ def test_a_folder_offers_its_splits(tmp_path, monkeypatch):
         made = Dataset.from_dict({"question": rows, "answer": [2, 3][: len(rows)]})
         made.to_parquet(tmp_path / "mine" / "data" / f"train-0000{part}-of-00002.parquet")
     assert load(tmp_path / "mine")["question"] == ["1+1", "1+2", "1+3"]
+    made.to_parquet(tmp_path / "mine" / "data" / "test-00000-of-00001.parquet")
+    assert load(tmp_path / "mine", split="validation")["question"] == ["1+3"]
 
 
 def test_a_missing_file_is_not_looked_for_on_the_hub(tmp_path):
@@ -248,6 +254,7 @@ BAD_LINES = [
     ({"question": "1+1?", "solution": "it is 2"}, r"no \\boxed in column 'solution'"),
     ({"answer": "2"}, "no column 'question' or 'problem'"),
     ({"question": "1?", "answer": "2", "prompts": 1}, "a column is called 'prompts'"),
+    ({"question": "1?", "answer": "2", "image": "a.png"}, "column 'image' has an image"),
 ]
 
 
@@ -263,6 +270,7 @@ def test_a_bad_row_stops_or_is_counted(tmp_path, caplog, line, reason):
 
 
 PARQUET = b"PAR1 no"
+NESTED = b'{"question": "1?", "answer": "2", "x": ' + b"[" * 800 + b"]" * 800 + b"}"
 MIXED = b'{"question": "1?", "answer": "2", "x": 1}\n{"question": "1?", "answer": "2", "x": "a"}\n'
 
 
@@ -281,6 +289,7 @@ MIXED = b'{"question": "1?", "answer": "2", "x": 1}\n{"question": "1?", "answer"
         ("a.txt", b"1+1?", "is not a supported file type; give a file that ends in .jsonl"),
         ("a.jsonl", b"\n", "no usable rows left.*levels, subjects and filter"),
         ("a.jsonl", MIXED, "column 'x' mixes values"),
+        ("a.jsonl", NESTED, "column 'x' nests 800 lists"),
         ("dataset_dict.json", b"{", "could not be read .*; save it again with save_to_disk"),
     ],
 )
