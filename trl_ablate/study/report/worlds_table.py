@@ -2,7 +2,7 @@
 
 An arm of such a study is called WORLD.SWITCH, and `against` names the arm of its world that it is
 compared with. An effect is a difference paired by seed; its verdict is corrected for all effects in
-its world, which is a study of its own. No torch.
+its world on the same measure. No torch.
 """
 
 import statistics
@@ -33,8 +33,9 @@ NOTE = (
     "Differences of the final evaluation reward, of its mean over training (area), and of the mean "
     "length in tokens over the last five steps, each against the named arm of the same world, "
     "paired by seed, with 95 % t intervals. A verdict needs three seeds and rests on Holm's "
-    "correction for all effects in its world. 'c/n' counts collapsed runs: they end below half of "
-    "their best."
+    "correction for all effects in its world on the same measure. A world separates a setting by a "
+    "verdict on the final reward or on the area, without a correction for having two. 'c/n' counts "
+    "collapsed runs: they end below half of their best."
 )
 
 
