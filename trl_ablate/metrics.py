@@ -15,7 +15,7 @@ GENERATED_TOKENS = "rollouts/generated_tokens"
 SAMPLING_GAP = "sampling/sampling_logp_difference/mean"
 
 READ_BY = {
-    "nonfinite": GRAD_NORM,
+    "nonfinite": "loss",  # and GRAD_NORM
     "grad_norm": GRAD_NORM,
     "spike": GRAD_NORM,
     "length_spread": LENGTH_SPREAD,
@@ -29,7 +29,7 @@ READ_BY = {
 }
 """Rule of the guard -> the metric that it reads."""
 
-WATCHED_BY_RULES = frozenset(("loss", *READ_BY.values()))
+WATCHED_BY_RULES = frozenset(READ_BY.values())
 """Metrics that the rules of the guard read."""
 
 OTHER_NAMES = {

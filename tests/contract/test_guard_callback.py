@@ -143,7 +143,32 @@ def test_a_step_that_the_gradient_scaler_skips_is_no_divergence(tmp_path, capsys
     assert "no rule fired" in capsys.readouterr().out
 
 
-def test_arguments_and_settings_together_are_refused():
+def test_a_resumed_training_without_a_ledger_has_its_history_and_is_stopped_again(tmp_path):
+    args, control = TrainingArguments(str(tmp_path), report_to="none"), TrainerControl()
+    rewards = [*[1.0] * 12, *[0.1] * 5]
+    history = [{"loss": 0.1, "reward": r, "step": step} for step, r in enumerate(rewards, start=1)]
+    state, guard = (
+        TrainerState(global_step=17, log_history=history),
+        GuardCallback(guard_reward="stop"),
+    )
+    guard.on_train_begin(args, state, control)
+    for state.global_step in (18, 19, 20):
+        assert guard.stopped_by is None
+        guard.on_log(args, state, control, logs={"loss": 0.1, "reward": 0.1})
+    assert guard.stopped_by and guard.stopped_by.step == 20
+    state.global_step = 21
+    guard.on_log(args, state, control, logs={"train_runtime": 1.0})
+    assert [row["step"] for row in read_logs(tmp_path)[0].rows] == [*range(1, 21)]
+    guard.on_log(args, state, control, logs={"train_runtime": 1.0, "reward": 0.1})
+    assert [row["step"] for row in read_logs(tmp_path)[0].rows] == [*range(1, 22)]
+    state.log_history.append({"loss": 0.1, "reward": 0.5, "step": 30})  # of a run without the guard
+    state.save_to_json(str(tmp_path / "trainer_state.json"))
+    assert len(read_logs(tmp_path)[0].rows) == 18
+
+
+def test_arguments_and_settings_together_and_unknown_ones_are_refused():
+    with pytest.raises(ConfigurationError, match="guard_entropi.*did you mean 'guard_entropy'"):
+        GuardCallback(guard_entropi="stop")
     with pytest.raises(ConfigurationError, match="both arguments and guard_entropy"):
         GuardCallback(GuardArguments(), guard_entropy="stop")
 

@@ -1,6 +1,6 @@
 """The settings of the guard: the action of each rule, and its thresholds."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from trl_ablate.errors import ConfigurationError
@@ -91,9 +91,13 @@ class GuardArguments:
 
     def __post_init__(self):
         check_choices(self, GuardArguments)
-        for name, value in vars(self).items():
+        for one in fields(GuardArguments):
+            name, value, kind = one.name, getattr(self, one.name), type(one.default)
+            if kind is not str and (type(value) is bool or not isinstance(value, (int, kind))):
+                what = "a whole number" if kind is int else "a number"
+                raise ConfigurationError(f"{name} is {value!r}; it has to be {what}")
             rule = name.removesuffix("_factor")
-            if name.startswith("guard_") and rule != name and value <= 1:
+            if rule != name and not value > 1:
                 raise ConfigurationError(
                     f"{name} is {value}; it has to be more than 1 (off: {rule}: off)"
                 )

@@ -2,9 +2,9 @@
 
 A path means, by its name and content:
 
-    a folder           its metrics.jsonl, that of `GuardCallback`, trainer_state.json (or that of
-                       its last checkpoint), trackio databases, or tables, in this order; else
-                       those of the folders below that have one of the first three
+    a folder           its metrics.jsonl; else that of `GuardCallback` or trainer_state.json (or
+                       that of its last checkpoint), whichever goes further; else trackio
+                       databases, or tables; else those of the folders below that have a log
     trainer_state.json of transformers: its `log_history`
     *.jsonl            one object a line, such as metrics.jsonl
     *.db               a trackio project, with all its runs
@@ -109,16 +109,23 @@ def _of_folder(folder: Path, columns: Columns | None) -> Rows:
 
 def _directly_in(folder: Path, columns: Columns | None) -> Rows:
     checkpoints = sorted(RunDirectory(folder).checkpoints(), key=step_of, reverse=True)
-    names = ("metrics.jsonl", "guard/metrics.jsonl", "trainer_state.json")
-    states = (checkpoint / "trainer_state.json" for checkpoint in checkpoints)
-    for file in (*(folder / name for name in names), *states):
-        if file.is_file():
-            return _of_file(file, columns)
+    if (folder / "metrics.jsonl").is_file():
+        return _of_file(folder / "metrics.jsonl", columns)
+    states = (place / "trainer_state.json" for place in (folder, *checkpoints))
+    state = next(filter(Path.is_file, states), None)
+    logs = [_of_file(file, columns) for file in (folder / "guard" / "metrics.jsonl", state)
+            if file and file.is_file()]  # fmt: skip
+    if logs:
+        return max(logs, key=_last_step)
     for pattern in ("*.db", "*.[ct]sv"):
         files = sorted(folder.glob(pattern))
         if files:
             return _together({file: _of_file(file, columns) for file in files})
     return {}
+
+
+def _last_step(found: Rows) -> int:
+    return max((row["step"] for rows in found.values() for row in rows), default=-1)
 
 
 def _together(files: Mapping[Path, Rows]) -> Rows:
@@ -254,8 +261,10 @@ def _number(value: Any) -> float | None:
 def _joined(rows: list[dict[str, Any]], columns: Columns | None) -> list[dict[str, Any]]:
     """One row a step; after a resume the last value of a step counts, but none that is missing or
     NaN replaces a number. Rows without a metric are left out, and TRL's last one with the totals,
-    unless it is all that a table of final values has of a run."""
-    steps = [row for row in rows if finite(row, "train_runtime") is None]
+    unless it has the reward of steps after the row before, or is all that a table of final values
+    has of a run."""
+    totals, reward = "train_runtime", "reward"
+    steps = [row for row in rows if finite(row, totals) is None or finite(row, reward) is not None]
     by_step: dict[int, dict[str, Any]] = {}
     for row in steps or ([] if columns is None else rows):
         if len(row) > 1:

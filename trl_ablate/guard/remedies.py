@@ -17,16 +17,21 @@ from trl_ablate.guard.rules import Alert, Replay
 from trl_ablate.run.json_files import read_jsonl
 from trl_ablate.run.untrusted import for_picture
 
-LOWER_RATE = "resume from a checkpoint before this step with half of learning_rate"
+LOWER_RATE = (
+    "start anew from the weights of a checkpoint before this step (model_name_or_path) with half "
+    "of learning_rate; a resume keeps the old rate"
+)
 
 REMEDIES = {
-    "nonfinite": f"{LOWER_RATE}, in bf16 or fp32; check the rewards of this step",
-    "grad_norm": f"{LOWER_RATE}, or with fewer optimizer steps per rollout batch",
+    "nonfinite": f"{LOWER_RATE}; train in bf16 or fp32, and check the rewards of this step",
+    "grad_norm": f"{LOWER_RATE}; with several optimizer steps per rollout batch, take fewer",
     "spike": "lower max_grad_norm, and look at the completions of this step",
     "length_spread": LOWER_RATE,
-    "shorter": "divide the loss by a constant (loss_type: dr_grpo), and subtract a baseline",
+    "shorter": "divide the loss by a constant (length_norm: constant; in TRL's GRPO loss_type: "
+    "dr_grpo), and subtract a baseline",
     "longer": "mask truncated completions (mask_truncated_completions) or penalise their length",
-    "entropy": "raise epsilon_high (0.28 instead of 0.2), or halve learning_rate",
+    "entropy": "halve learning_rate; with several optimizer steps per rollout batch, raise "
+    "epsilon_high (0.28 instead of 0.2)",
     "reward": f"{LOWER_RATE}; if the format is right and the answers are not, weigh answers more",
     "shortcut": "start again with another seed, the std of the group (scale_rewards: group), or an "
     "easier prompt; later steps have not recovered such a run",
@@ -35,8 +40,7 @@ REMEDIES = {
     "sampling": "check that the engine receives new weights; keep the importance sampling "
     "correction on",
 }
-"""Rule -> what to try, in TRL's names. `length` has two: for responses that became too short or too
-long."""
+"""Rule -> what to try. `length` has two: for responses that became too short or too long."""
 LETTERS = 160
 """How many letters of a completion are shown, from both ends."""
 WINDOW = 4
@@ -83,7 +87,7 @@ def verdict(
     for rule, metric in found.unread.items():
         yield f"not checked: {rule}, because the log has no {metric}"
     if found.short:
-        yield f"not checked: {', '.join(found.short)}, because the log has too few steps"
+        yield f"not checked: {', '.join(found.short)}, because the log has too few steps to compare"
 
 
 def lost_compute(rows: Sequence[Mapping[str, Any]], rule: str, step: int) -> str:

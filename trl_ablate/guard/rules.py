@@ -46,8 +46,8 @@ LOSING = (NONFINITE, "reward", "shortcut", "special_tokens", "no_variance")
 EARLY = ("grad_norm", "spike", "length_spread")
 """Rules that compare the last GRPO steps with those before."""
 RIGHT_FORMAT, FLAT, POOR = 0.9, 0.1, 0.5
-"""Short responses are shortcuts if more than this share is in the right format, and the share of
-right answers rose by less than the second since the start and is below the third."""
+"""Short responses are shortcuts if more than this share is in the right format, and the answer
+mark (without one, the reward) rose by less than the second and is below the third."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,7 @@ class Guard:
         self._first: dict[str, list[float]] = {}
         self._held: dict[str, int] = {}
         self._since: dict[str, int] = {}
+        self._fired: set[str] = set()
         self._by_metric: dict[str, Callable[[float], Reading | None]] = {
             LENGTH: self._length,
             ENTROPY: self._entropy,
@@ -130,35 +131,45 @@ class Guard:
         """The step since which the condition of a rule has held in every row, if it holds."""
         return self._since[rule] if self._held.get(rule) else None
 
+    def rearm(self) -> None:
+        """Let rules that stop a run, and have fired, fire again. Those whose condition still holds
+        do so after as many rows as their patience: someone has resumed the run."""
+        for rule in self._fired:
+            if self.action_of(rule) == "stop":
+                self._held.pop(rule, None)
+
     def _speaks(self, reading: Reading, step: int) -> bool:
         held = self._held.get(reading.rule, 0) + 1 if reading.holds else 0
         self._held[reading.rule] = held
         if held == 1:
             self._since[reading.rule] = step
-        return held == reading.patience
+        if fires := held == reading.patience:
+            self._fired.add(reading.rule)
+        return fires
 
     def _readings(self, row: Row) -> Iterator[Reading]:
         yield _nonfinite(row)
-        yield from self._grad_norm()
+        yield from self._grad_norm(finite(row, GRAD_NORM))
         yield from self._length_spread()
         yield from self._shortcut(row)
         for metric, rule in self._by_metric.items():
             value = row.get(metric)
-            reading = None if value is None else rule(value)
+            reading = None if value is None or math.isnan(value) else rule(value)
             if reading is not None:
                 yield reading
 
-    def _grad_norm(self) -> Iterator[Reading]:
+    def _grad_norm(self, norm: float | None) -> Iterator[Reading]:
         norms = self._recent.compared(GRAD_NORM)
         if norms is None:
             return
-        late, usual, last = upper(norms.late), upper(norms.usual), norms.late[-1]
+        late, usual = upper(norms.late), upper(norms.usual)
         above = late > self._arguments.guard_grad_norm_factor * usual
         sentence = f"30 % of recent gradient norms are above {late:.3g}; {usual:.3g} is usual"
         yield Reading("grad_norm", above, late, usual, sentence)
-        far_above = last > self._arguments.guard_spike_factor * usual
-        sentence = f"the gradient norm is {last:.3g}; values up to {usual:.3g} are usual"
-        yield Reading("spike", far_above, last, usual, sentence)
+        if norm is not None:
+            far_above = norm > self._arguments.guard_spike_factor * usual
+            sentence = f"the gradient norm is {norm:.3g}; values up to {usual:.3g} are usual"
+            yield Reading("spike", far_above, norm, usual, sentence)
 
     def _length_spread(self) -> Iterator[Reading]:
         spreads = self._recent.compared(LENGTH_SPREAD)
@@ -181,9 +192,8 @@ class Guard:
 
     def _shortcut(self, row: Row) -> Iterator[Reading]:
         """The policy has learned the format and, before any working paid, to stop early."""
-        length, form, answers = (
-            finite(row, name) for name in (LENGTH, FORMAT, ANSWER if ANSWER in row else REWARD)
-        )
+        mark = ANSWER if ANSWER in row else REWARD
+        length, form, answers = (finite(row, name) for name in (LENGTH, FORMAT, mark))
         if length is None or form is None or answers is None:
             return
         first, right = self._at_first(FORMAT, length), self._at_first(ANSWER, answers)
@@ -192,8 +202,8 @@ class Guard:
         short = length < min(self._arguments.guard_shortcut_length, first / 2)
         holds = short and form > RIGHT_FORMAT and answers < min(right + FLAT, POOR)
         sentence = (
-            f"responses have {length:.0f} tokens, at first {first:.0f}; {form:.0%} are in the "
-            f"right format, {answers:.1%} are right"
+            f"responses have {length:.0f} tokens, at first {first:.0f}; the format mark is "
+            f"{form:.3g}, the {mark.replace('_reward', ' mark')} {answers:.3g}"
         )
         yield self._patiently("shortcut", holds, length, first, sentence)
 
@@ -228,10 +238,7 @@ class Guard:
 
     def _no_variance(self, flat: float) -> Reading:
         steps = self._arguments.guard_no_variance_steps
-        sentence = (
-            f"in {steps} logged rows no group had any variance in its rewards: the run learns "
-            "nothing"
-        )
+        sentence = f"in {steps} logged rows no group had any variance in its rewards"
         return Reading("no_variance", flat >= 1.0, flat, 1.0, sentence, steps)
 
     def _patiently(
@@ -293,7 +300,7 @@ class RecentSteps:
             self.best_reward = max(self.best_reward, self._steps[-1].reward)
         for metric in self._metrics:
             value = finite(row, metric)
-            if value is not None:
+            if value is not None and (value or metric != GRAD_NORM):  # 0: there was no gradient
                 self._steps[-1].values.setdefault(metric, []).append(value)
 
     def count(self, metric: str) -> int:
@@ -349,6 +356,7 @@ def replay(rows: Sequence[Mapping[str, Any]], arguments: GuardArguments) -> Repl
     guard = Guard(arguments)
     alerts = [alert for row in rows for alert in guard.observe(row)]
     counts = {metric: sum(metric in row for row in rows) for metric in READ_BY.values()}
+    counts[READ_BY[NONFINITE]] = sum("loss" in row or GRAD_NORM in row for row in rows)
     needed = _rows_needed(arguments)
     on = {rule: metric for rule, metric in READ_BY.items() if guard.action_of(rule) != "off"}
     seen = {rule: guard.steps_with(metric) if rule in EARLY else counts[metric]
@@ -357,7 +365,7 @@ def replay(rows: Sequence[Mapping[str, Any]], arguments: GuardArguments) -> Repl
         alerts,
         unread={rule: metric for rule, metric in on.items() if not counts[metric]},
         short=[rule for rule, metric in on.items() if counts[metric] and seen[rule] < needed[rule]],
-        lost=_lost(guard, alerts),
+        lost=_lost(guard, alerts, rows),
     )
 
 
@@ -370,9 +378,12 @@ def _rows_needed(arguments: GuardArguments) -> dict[str, int]:
     return needed | {"no_variance": arguments.guard_no_variance_steps}
 
 
-def _lost(guard: Guard, alerts: Sequence[Alert]) -> tuple[str, int] | None:
-    """The first of the rules that fired and whose conditions then held to the end."""
+def _lost(guard: Guard, alerts: Sequence[Alert], rows: Sequence[Row]) -> tuple[str, int] | None:
+    """The first of the rules that fired and whose conditions then held to the end. Rewards without
+    variance are no loss while other terms give a gradient, or `baseline: none` does."""
     fired = {alert.rule: alert.step for alert in alerts if alert.rule in LOSING}
     since = {rule: guard.holds_since(rule) for rule in fired}
     held = {rule: at for rule, at in since.items() if at is not None and at <= fired[rule]}
+    if any(row.get(GRAD_NORM) for row in rows if row["step"] >= held.get("no_variance", math.inf)):
+        del held["no_variance"]
     return min(held.items(), key=lambda one: one[1]) if held else None

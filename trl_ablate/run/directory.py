@@ -49,6 +49,9 @@ PREEMPTED = "ended by SIGTERM"
 INTERRUPTED = (KEYBOARD, PREEMPTED)
 """Reasons of a run that was stopped from outside, not by a rule, and can be resumed."""
 
+OF_A_STOP = ("diverged_at", "rule", "step", "value", "reference")
+"""Entries of `run.json` about a stop, which a resumed run loses."""
+
 MARK = ".running"
 """A file that exists and is locked while a process uses the run."""
 RESERVE = 1 << 20
@@ -173,7 +176,9 @@ class RunDirectory:
         before = self.seconds_so_far()
         hours = self._gpu_hours_after(before)
         so_far = {"seconds": before, "gpu_hours": hours} if before else {}
-        self.update(status="running", reason=None, **so_far, **entries)
+        record = self.read() if self.run_file.exists() else {}
+        kept = {key: value for key, value in record.items() if key not in OF_A_STOP}
+        write_json(self.run_file, kept | {"status": "running", "reason": None, **so_far, **entries})
         started = time.monotonic()
         outcome = Outcome()
         try:

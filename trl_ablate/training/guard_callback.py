@@ -13,9 +13,9 @@ from accelerate.optimizer import AcceleratedOptimizer
 from rich.console import Console
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from trl_ablate.errors import ConfigurationError
+from trl_ablate.errors import ConfigurationError, nearest
 from trl_ablate.guard.arguments import GuardArguments
-from trl_ablate.guard.remedies import verdict
+from trl_ablate.guard.remedies import seconds_by_step, verdict
 from trl_ablate.guard.rules import Alert, Guard, replay
 from trl_ablate.metrics import GRAD_NORM, translated
 from trl_ablate.run.directory import RunDirectory
@@ -58,6 +58,9 @@ class GuardCallback(TrainerCallback):
             raise ConfigurationError(
                 f"GuardCallback has both arguments and {', '.join(settings)}; give one of the two"
             )
+        known = GuardArguments.__dataclass_fields__
+        for name in settings.keys() - known.keys():
+            raise ConfigurationError(f"GuardCallback has no setting '{name}'{nearest(name, known)}")
         self._arguments = arguments or GuardArguments(**settings)
         self._guard = Guard(self._arguments)
         self._skipped: set[int] = set()
@@ -76,6 +79,7 @@ class GuardCallback(TrainerCallback):
         self._skipped = {row["step"] for row in recorded if "loss" in row and GRAD_NORM not in row}
         for row in state.log_history:
             self._guard.observe(_named(self._applied(row)))
+        self._guard.rearm()
         if self._run:
             self._started -= self._run.seconds_so_far()  # before a resume
 
@@ -91,7 +95,7 @@ class GuardCallback(TrainerCallback):
         if isinstance(optimizer, AcceleratedOptimizer) and optimizer.step_was_skipped:
             self._skipped.add(state.global_step)
         row = self._applied({**(logs or {}), "step": state.global_step})
-        if self._run and state.is_world_process_zero and "train_runtime" not in row:
+        if self._run and state.is_world_process_zero and self._is_of_steps(row):
             self._write(self._record, self._run, row)
         for alert in self._guard.observe(_named(row)):
             if state.is_world_process_zero:
@@ -117,11 +121,24 @@ class GuardCallback(TrainerCallback):
         return {name: one for name, one in row.items() if not (skipped and name == GRAD_NORM)}
 
     def _begin(self, args: TrainingArguments, state: TrainerState) -> None:
-        """Open the files, without what an earlier run recorded after this one's first step."""
+        """Open the files, without what an earlier run recorded after this one's first step, and
+        with those last rows of the history that were not recorded."""
         run = RunDirectory(Path(str(args.output_dir)) / FOLDER)
         run.path.mkdir(parents=True, exist_ok=True)
         run.rewind(state.global_step or -1)
+        last = max((row["step"] for row in run.metrics()), default=0)
+        spent = seconds_by_step(state.log_history)
+        for row in state.log_history:
+            step = int(row["step"])
+            if step > last and self._is_of_steps(row):
+                seconds = {"seconds": spent[step]} if step in spent else {}
+                run.append_metrics({**row, **seconds})
         self._run, self._started, self._begun = run, time.monotonic(), False
+
+    def _is_of_steps(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row is one of steps: not that of the totals, which, on TRL's trainers, may have
+        the reward of the steps after the last row."""
+        return "train_runtime" not in row or ("reward" in row and not self._is_own)
 
     def _record(self, run: RunDirectory, row: Mapping[str, Any]) -> None:
         """Append a row to `metrics.jsonl`, with its step and its time since the start."""

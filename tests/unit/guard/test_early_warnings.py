@@ -63,23 +63,24 @@ def recent(rows, window=2, history=4, learned=0.5):
 
 
 def test_the_last_steps_are_compared_with_those_before():
-    rows = [{"reward": 1.0, GRAD_NORM: float(i)} for i in range(9)]
+    rows = [{"reward": 1.0, GRAD_NORM: float(i)} for i in range(1, 10)]
     assert recent(rows[:3]).compared(GRAD_NORM) is None
-    assert recent(rows[:4]).compared(GRAD_NORM) == ([2, 3], [0, 1])
-    assert recent(rows).compared(GRAD_NORM) == ([7, 8], [3, 4, 5, 6])
+    assert recent(rows[:4]).compared(GRAD_NORM) == ([3, 4], [1, 2])
+    assert recent(rows).compared(GRAD_NORM) == ([8, 9], [4, 5, 6, 7])
     assert recent(rows).compared(LENGTH_SPREAD) is None
-    rows = [{"reward": -float(i), GRAD_NORM: float(i)} for i in range(4)]
-    assert recent(rows).compared(GRAD_NORM) == ([2, 3], [0, 1])  # no reward is above 0 yet
-    rows = [{"reward": 1.0, GRAD_NORM: value} for value in (1.0, None, 2.0, float("nan"), 3.0, 4.0)]
+    rows = [{"reward": -float(i), GRAD_NORM: float(i)} for i in range(1, 5)]
+    assert recent(rows).compared(GRAD_NORM) == ([3, 4], [1, 2])  # no reward is above 0 yet
+    norms = (1.0, None, 2.0, float("nan"), 3.0, 0.0, 4.0)
+    rows = [{"reward": 1.0, GRAD_NORM: value} for value in norms]
     assert recent(rows, history=9).compared(GRAD_NORM) == ([3, 4], [1, 2])
 
 
 def test_optimizer_steps_of_one_rollout_batch_are_one_step():
     rows = []
     for step in range(4):
-        rows.append({"reward": 1.0, LENGTH_SPREAD: 0.1 + step, GRAD_NORM: float(step)})
+        rows.append({"reward": 1.0, LENGTH_SPREAD: 0.1 + step, GRAD_NORM: step + 0.1})
         rows.append({"loss": 0.0, GRAD_NORM: step + 0.5})
-    assert recent(rows).compared(GRAD_NORM) == ([2, 2.5, 3, 3.5], [0, 0.5, 1, 1.5])
+    assert recent(rows).compared(GRAD_NORM) == ([2.1, 2.5, 3.1, 3.5], [0.1, 0.5, 1.1, 1.5])
     assert recent(rows).compared(LENGTH_SPREAD) == ([2.1, 3.1], [0.1, 1.1])
 
 

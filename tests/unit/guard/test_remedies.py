@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 
 import pandas
 import pytest
@@ -13,9 +14,11 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.guard.arguments import GuardArguments
 from trl_ablate.guard.remedies import PICKS, REMEDIES, evidence, remedy, repeated, verdict
 from trl_ablate.guard.rules import Alert, replay
-from trl_ablate.metrics import READ_BY
+from trl_ablate.metrics import NO_VARIANCE, READ_BY
+from trl_ablate.recipe.resolving import load_recipe
 
 WELL, BAD = {"loss": 0.1, "reward": 1.0}, {"loss": 0.1, "reward": 0.2}
+FLAT = {**WELL, NO_VARIANCE: 1.0}
 
 
 def lines(rows, **settings):
@@ -48,6 +51,8 @@ def numbered(rows, every=1, **more):
             numbered([{**WELL, "entropy": 1.0}] * 10 + [{**WELL, "entropy": 0.01}] * 10),
             None,  # a policy that is sure of itself is not lost
         ),
+        (numbered([{**FLAT, "grad_norm": 0.0}] * 25), "after step 0 (no_variance): 100% of 25"),
+        (numbered([{**FLAT, "grad_norm": 0.1}] * 25), None),  # as without a baseline
     ],
 )  # fmt: skip
 def test_what_came_after_the_point_of_no_return_is_counted(rows, lost):
@@ -62,8 +67,24 @@ def test_every_rule_has_a_remedy_with_settings_that_exist():
     assert {remedy(one) for one in (*alerts, longer)} == {*REMEDIES.values()}
     assert {*PICKS} < {*READ_BY, "shorter"}
     fields = {field.name for field in dataclasses.fields(AblationConfig)}
-    named = ("learning_rate", "max_grad_norm", "loss_type", "epsilon_high")
-    assert all(one in fields and one in "".join(REMEDIES.values()) for one in named)
+    named = {one for one in re.findall(r"\w+_\w+", str(REMEDIES)) if one in fields}
+    assert named == {"loss_type", *(next(iter(one)) for one in NAMED)}  # TRL alone has the first
+
+
+NAMED = [
+    {"learning_rate": 1e-5},
+    {"max_grad_norm": 0.5},
+    {"length_norm": "constant"},
+    {"mask_truncated_completions": True},
+    {"scale_rewards": "group"},
+    {"epsilon_high": 0.28, "num_iterations": 2},
+]
+"""Settings that remedies name, each with what it needs."""
+
+
+@pytest.mark.parametrize("settings", NAMED)
+def test_what_a_remedy_names_is_neither_refused_nor_without_effect(settings):
+    assert load_recipe("quickstart", overrides=settings).inert.keys().isdisjoint(settings)
 
 
 PLANTED = [  # text, format reward, answer reward
@@ -126,7 +147,7 @@ def test_the_command_shows_remedy_and_completions_and_refuses_damage(tmp_path, c
     state = {"log_history": rows}
     (tmp_path / "trainer_state.json").write_text(json.dumps(state))
     assert main([str(tmp_path)]) == 1
-    assert "try: resume from a checkpoint" in capsys.readouterr().out
+    assert f"try: {REMEDIES['reward']}" in capsys.readouterr().out
     as_messages(tmp_path, 8)
     assert main([str(tmp_path)]) == 1
     shown = capsys.readouterr().out

@@ -6,7 +6,7 @@ import pytest
 
 from trl_ablate import ConfigurationError
 from trl_ablate.guard.arguments import GuardArguments
-from trl_ablate.guard.rules import Guard
+from trl_ablate.guard.rules import Guard, replay
 
 HEALTHY = {
     "loss": 0.1,
@@ -106,6 +106,9 @@ ALIKE = spreads(*[0.0] * 30)  # the lowest spread counts as a hundredth of the l
         (USUAL, spikes(21, 1, 1), {}, [("spike", 31)]),
         (USUAL, spikes(19, 1, 1), {}, []),
         (USUAL, spikes(21), {"guard_spike": "off"}, []),
+        (USUAL, [{"grad_norm": 21.0, "reward": 0.1}], {}, [("spike", 31)]),  # in a weak batch
+        (spikes(*[0.0] * 25), spikes(*[0.3] * 20), {}, []),  # 0 is no gradient, not a usual one
+        (spikes(*[0.0, 0.0, 0.0, 0.4] * 20), [], {}, []),
         (LEARNS, [], {}, []),
         (LEARNS, spreads(*[0.05] * 20), {}, []),
         (LEARNS, spreads(*[0.055] * 20), {}, [("length_spread", 50)]),
@@ -132,6 +135,17 @@ def test_a_rule_speaks_again_after_the_trouble_has_ceased():
     assert alerts(rows) == [("reward", 15), ("reward", 22)]
 
 
+def test_a_number_that_is_missing_at_first_is_left_out():
+    rows = [*[{}] * 4, {"entropy": math.nan}, *[{}] * 8, *[{"entropy": 0.049}] * 4]
+    assert alerts(rows) == [("entropy", 16)]
+
+
+def test_loss_or_norm_is_enough_to_check_for_numbers_that_are_not_finite():
+    for row, unread in (({"loss": 0.1}, False), ({"grad_norm": 0.1}, False), ({}, True)):
+        found = replay([{"step": 1, "reward": 1.0, **row}], GuardArguments())
+        assert ("nonfinite" in found.unread) is unread
+
+
 def test_the_alert_carries_the_numbers():
     guard = Guard(GuardArguments(guard_reward="stop", guard_patience=1))
     guard.observe({"step": 1, "loss": 0.0, "reward": 0.8})
@@ -144,7 +158,8 @@ def test_the_alert_carries_the_numbers():
 @pytest.mark.parametrize(
     ("name", "value"),
     [("length_factor", 1.0), ("window", 1), ("history", 9), ("patience", 0),
-     ("reward", "Stop"), ("reward", False)],
+     ("reward", "Stop"), ("reward", False), ("length_factor", math.nan), ("window", 2.5),
+     ("reward_factor", "3"), ("learned", True)],
 )  # fmt: skip
 def test_thresholds_that_make_no_sense_are_refused(name, value):
     with pytest.raises(ConfigurationError, match=f"guard_{name}"):

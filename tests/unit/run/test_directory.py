@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.folders import contents
 from trl_ablate import ConfigurationError
-from trl_ablate.run.directory import RESERVE, Mode, RunDirectory, claimed, delete
+from trl_ablate.run.directory import OF_A_STOP, RESERVE, Mode, RunDirectory, claimed, delete
 from trl_ablate.run.json_files import append_jsonl, read_jsonl, write_json
 
 
@@ -30,6 +30,15 @@ def test_a_run_that_ends_badly_says_why(tmp_path, error, status, reason):
         raise error
     assert run.read()["status"] == status
     assert run.read()["reason"] == reason
+
+
+def test_a_resumed_run_has_no_entries_of_its_stop(tmp_path):
+    run = RunDirectory(tmp_path)
+    with run.recorded() as outcome:
+        outcome.stopped("guard: no", **dict.fromkeys(OF_A_STOP, 9.0))
+    assert run.read().keys() >= {*OF_A_STOP}
+    with run.recorded():
+        assert run.read().keys().isdisjoint(OF_A_STOP)
 
 
 def test_what_json_cannot_say_is_null_and_a_line_cut_off_by_a_kill_is_left_out(tmp_path):
