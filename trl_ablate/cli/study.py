@@ -11,8 +11,10 @@ examples:
 """
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,7 +48,7 @@ CODES = {
     3: "--max_hours was reached before all runs were done: the same command continues",
     130: "stopped by Ctrl-C or SIGTERM: the same command continues",
 }
-OF_ONE_STUDY = ("only", "detach", "xray", "probe", "profile")
+OF_ONE_STUDY = ("only", "detach", "xray", "probe", "profile", "price_per_hour")
 """Options that do not go with --all."""
 
 JOBS = option(
@@ -60,6 +62,13 @@ ALL = option(
 
 COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], int], Sequence[Option], str]] = {}
 """Name -> its help, its function, its options, and how it takes a study."""
+
+
+def hours(text: str) -> float:
+    with suppress(ValueError):
+        if float(text) >= 0:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"'{text}' is no number of at least 0")
 
 
 def subcommand(text: str, *options: Option, study: str = "STUDY"):
@@ -155,7 +164,8 @@ def total(options: argparse.Namespace, engine_of: EngineOf) -> list["StudyRuns"]
         help="how often a failed run is tried again; default: 1",
     ),
     option(
-        "--max_hours", metavar="HOURS", type=float, help="stop after this time; wall-clock hours"
+        "--max_hours", metavar="HOURS", type=hours,
+        help="save and stop after this time; wall-clock hours",
     ),
     option(
         "--only", metavar="RUN", help="run only this one; skip it if another process holds it"
@@ -187,7 +197,14 @@ def run(options: argparse.Namespace) -> int:
         outcome = run_passes([runs], lambda plan: engine, until_decided=True, **how)
     else:
         outcome = executed(runs, engine, **how, stay=not options.detach, only=only)
-    return ended(options.study, runs, outcome, by_looks=bool(options.until))
+    return ended(chosen(options), runs, outcome, by_looks=bool(options.until))
+
+
+def chosen(options: argparse.Namespace) -> str:
+    """The words that choose the study and its runs in the next command."""
+    words = [options.study]
+    words += ["--runs", str(options.runs)] * (options.runs != Path("runs"))
+    return shlex.join(words + ["--profile", options.profile] * bool(options.profile))
 
 
 def check_place(options: argparse.Namespace, plan: "Plan") -> None:
@@ -264,7 +281,7 @@ def fetch(options: argparse.Namespace) -> int:
     for name, only in runs.store.away_by_engine(away).items():
         engine = engine_module(name).fetching(runs.plan, checkpoints=options.keep_checkpoints)
         outcome = executed(runs, engine, retries=0, stay=False, only=only)
-        codes.append(ended(options.study, runs, outcome, by_looks=bool(runs.plan.looks)))
+        codes.append(ended(chosen(options), runs, outcome, by_looks=bool(runs.plan.looks)))
     return max(codes)
 
 
@@ -281,8 +298,8 @@ def restore(options: argparse.Namespace) -> int:
     for study in files_of(options.all) if options.all else [study_path(options.study)]:
         file = kept_runs.beside(study)
         if file.is_file():
-            runs = known(study, options.runs)
-            restored = kept_runs.restore(runs, file)
+            runs = known(study, options.runs, options.profile)
+            restored = kept_runs.restore(runs, file, console.print)
             console.print(f"{runs.plan.study}: {len(restored)} runs restored")
         elif not options.all:
             raise ConfigurationError(f"there is no {file}, so no run is kept of this study")

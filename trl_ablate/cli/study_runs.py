@@ -1,6 +1,7 @@
 """Open the study that a command names, do its runs or those of a list, and print how they ended."""
 
 import argparse
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from trl_ablate.cli.ending import DONE, FAILED
 from trl_ablate.cli.engines import EngineOf
 from trl_ablate.cli.imports import to_keep
 from trl_ablate.cli.terminal import console, table
-from trl_ablate.recipe.places import study_path
+from trl_ablate.recipe.places import SUFFIXES, study_path
 
 if TYPE_CHECKING:
     from trl_ablate.study.definition import Study
@@ -33,15 +34,17 @@ def resolve(
     starts: bool = False,
 ) -> "StudyRuns":
     """Make the plan of a study from its recipes, and save it for the commands that only read;
-    under another profile than the study's own only when its runs are about to start."""
+    under another profile than that of the saved plan, or than the study's own, only when its runs
+    are about to start."""
     study, store = _opened(name, folder, profile)  # a wrong name is refused before torch comes
     with to_keep():
-        from trl_ablate.study.planned import save_plan
+        from trl_ablate.study.planned import save_plan, saved_profile
         from trl_ablate.study.resolution import resolve_plan
         from trl_ablate.study.runs import StudyRuns
 
     plan = resolve_plan(study, to_run=to_run)
-    if starts or profile is None:
+    saved = saved_profile(study, store.plans)
+    if starts or saved == study.profile or saved is profile is None:
         save_plan(plan, study, store.plans)
     return StudyRuns(plan, store)
 
@@ -63,6 +66,8 @@ def _opened(name: str | Path, folder: Path, profile: str | None) -> tuple["Study
     from trl_ablate.study.store import RunStore
 
     study = load_study(study_path(str(name)))
+    if profile and profile.endswith(SUFFIXES) and os.path.exists(profile):
+        profile = os.path.abspath(profile)
     return replace(study, profile=profile or study.profile), RunStore(folder)
 
 
@@ -144,6 +149,7 @@ def ended(study: str, runs: "StudyRuns", outcome: "Outcome", *, by_looks: bool =
     """Print how the runs ended, and what to do next; the exit code.
 
     Args:
+        study: the study and the options that choose its runs, as the next command needs them.
         by_looks: whether only the runs of the next look are wanted, as with `--until decided`.
     """
     from trl_ablate.study.outline import grid
@@ -161,11 +167,11 @@ def ended(study: str, runs: "StudyRuns", outcome: "Outcome", *, by_looks: bool =
     if outcome.left:
         console.print("time limit reached; rerun this command to continue")
         return UNFINISHED
-    if runs.of_pass(True) if by_looks else runs.plan.tuning and runs.next:
+    if left := runs.of_pass(True) if by_looks else runs.next:
         words = f"{study} --until decided" if by_looks else study
-        console.print(f"more runs follow from these outcomes: trl-ablate study run {words}")
+        console.print(f"{len(left)} more runs are to do: trl-ablate study run {words}")
     else:
-        console.print(f"done; next: trl-ablate study report {study}")
+        console.print(runs.unlogged or f"done; next: trl-ablate study report {study}")
     return DONE
 
 

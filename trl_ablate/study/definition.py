@@ -27,8 +27,10 @@
     tune: {key: [a, b], seeds: 2} first find each arm's best value of one setting (see `tuning`)
 
 Recipes are searched in the study's folder, in every folder above it, and among the shipped ones.
+A profile, code and templates are searched in the study's folder, and then as `recipe` does.
 """
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -124,6 +126,10 @@ class Study(Asked):
         """The name of the folder of `study.yaml`; for another file, the file's name."""
         return self.path.resolve().parent.name if self.path.stem == "study" else self.path.stem
 
+    @property
+    def place(self) -> str:
+        return str(self.path.resolve())
+
     def asked(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(Asked)}
 
@@ -154,6 +160,9 @@ def load_study(path: Path) -> Study:
         check_margin(given["equivalence_margin"], f"{what}: equivalence_margin")
     success = checked(given.get("success", {}), {"threshold": float}, what)
     asked: dict[str, Any] = {key: given[key] for key in AS_GIVEN if key in given}
+    profile = path.parent / asked.get("profile", "")
+    if profile.suffix in SUFFIXES and profile.is_file():
+        asked["profile"] = os.path.abspath(profile)
     asked |= _references(given, [arm.name for arm in arms], what) | success
     study = Study(
         **asked,
@@ -273,7 +282,7 @@ def find_recipe(name: str, study: Path) -> Path:
     for folder in (study.parent, *study.resolve().parent.parents, SHIPPED):
         for file in (folder / name, folder / f"{name}.yaml"):
             if file.is_file():
-                return file
+                return Path(os.path.abspath(file))
     known = (path.name for path in SHIPPED.glob("*.yaml"))
     raise ConfigurationError(f"study {study}: recipe '{name}' does not exist{nearest(name, known)}")
 
@@ -314,12 +323,14 @@ def _looks_and_seeds(
         return (), _seeds(given, what)
     known = checked(given, {"looks": list[int], "first": int}, what)
     looks, first = check_looks(known.get("looks", ()), f"{what}: looks"), known.get("first", 0)
-    return looks, tuple(range(first, first + looks[-1]))
+    return looks, _seeds([*range(first, first + looks[-1])], what)
 
 
 def _seeds(seeds: list[int], what: str) -> tuple[int, ...]:
     if len(set(seeds)) != len(seeds) or not seeds:
         raise ConfigurationError(f"{what} are {seeds}; give at least one, and give each once")
+    if wrong := [seed for seed in seeds if not 0 <= seed < 2**32]:
+        raise ConfigurationError(f"{what}: {wrong[0]} is no seed; allowed: 0 to {2**32 - 1}")
     return tuple(seeds)
 
 

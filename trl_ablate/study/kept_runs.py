@@ -8,7 +8,7 @@ JSON. With it a study continues on another machine, and its numbers can be compu
 import ctypes
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from trl_ablate.metrics import stderr_of
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.folders import part_of, replace_folder
 from trl_ablate.run.json_files import read_object, write_jsonl
+from trl_ablate.study.cleaning import written_by
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
@@ -113,9 +114,12 @@ def kept(file: Path) -> dict[str, Kept]:
     return runs
 
 
-def restore(study: StudyRuns, file: Path) -> list[str]:
+def restore(
+    study: StudyRuns, file: Path, say: Callable[[str], None] = lambda text: None
+) -> list[str]:
     """Put those runs of a file into the store that the study has and that are not done; returns
-    their ids. A run that a process works on is left alone."""
+    their ids. A run that a process works on is left alone; so is, and is named, one whose folder
+    has checkpoints or files of the user."""
     store, wanted = study.store, study.plan.runs()
     runs, restored = kept(file), []
     for run_id in sorted(wanted.keys() & runs.keys()):
@@ -123,7 +127,11 @@ def restore(study: StudyRuns, file: Path) -> list[str]:
         if store.state(run_id).done or not lock.acquire():
             continue
         try:
-            _put(runs[run_id], store.directory(run_id, wanted[run_id].folder))
+            run = store.directory(run_id, wanted[run_id].folder)
+            if any(run.path.glob("checkpoint*")) or written_by(run) != [run.path]:
+                say(f"{run.path} has checkpoints or files of yours: not restored; remove it first")
+                continue
+            _put(runs[run_id], run)
             restored.append(run_id)
         finally:
             lock.release()

@@ -227,7 +227,7 @@ def _table(plan: Plan, columns: list[str]) -> Table:
                   caption=LEGEND, caption_justify="left", padding=(0, 3, 0, 0))  # fmt: skip
     table.add_column("arm", overflow="fold")
     for name in columns:
-        table.add_column(name, no_wrap=True)
+        table.add_column(name, no_wrap=not name.startswith("seeds"), overflow="fold")
     return table
 
 

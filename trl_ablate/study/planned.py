@@ -6,6 +6,7 @@ as the study and its recipes do not change.
 
 import hashlib
 import json
+import os
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -64,6 +65,8 @@ class Plan(Asked):
     """A resolved study in which only declared settings differ."""
 
     study: str
+    path: str = ""
+    """The study's file; plans of former versions do not name it."""
     profile_reason: str
     base: str
     compared: int
@@ -169,22 +172,43 @@ def fingerprint(study: Study) -> str:
     return digest.hexdigest()
 
 
+def plan_file(folder: Path, study: str, path: str) -> Path:
+    """The file of a study's plan. Of two studies with one name, the later one has its own."""
+    own = folder / f"{study}.json"
+    beside = folder / f"{study}-{hashlib.sha256(path.encode()).hexdigest()[:8]}.json"
+    other = str(_written(own).get("path") or path)
+    return beside if beside.exists() or (other != path and os.path.exists(other)) else own
+
+
+def _written(file: Path) -> dict[str, Any]:
+    """The content of a plan's file; nothing if it cannot be read."""
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def save_plan(plan: Plan, study: Study, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     made = {"made_from": fingerprint(study), "asked_profile": study.profile}
-    write_json(folder / f"{plan.study}.json", {**made, **asdict(plan)})
+    write_json(plan_file(folder, plan.study, plan.path), {**made, **asdict(plan)})
+
+
+def saved_profile(study: Study, folder: Path) -> str | None:
+    """The profile that was asked for when the plan was saved."""
+    return _written(plan_file(folder, study.name, study.place)).get("asked_profile")
 
 
 def saved_plan(study: Study, folder: Path) -> Plan | None:
     """The saved plan; None if there is none, if its files have changed since then, or if it cannot
     be read: it is a cache, and is made again."""
-    file = folder / f"{study.name}.json"
-    if not file.is_file():
+    kept = _written(plan_file(folder, study.name, study.place))
+    if not kept:
         return None
     from pydantic import TypeAdapter
 
     try:
-        kept = json.loads(file.read_bytes())
         made_from = kept.pop("made_from")
         study = replace(study, profile=kept.pop("asked_profile", study.profile))
         plan = TypeAdapter(Plan).validate_python(kept)

@@ -11,7 +11,7 @@ run finds out whether a file defines the function that is named.
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -81,12 +81,12 @@ def resolve_plan(study: Study, *, to_run: bool = False) -> Plan:
         to_run: also refuse what the runs would refuse at their start; a report needs no data.
     """
     base = base_of(study.arms[0].recipe)
-    study, arms = _legal(study)
+    study, arms = _legal(_with_own_files(study))
     for one in arms:
         _check_not_silenced(one, study)
         _prove(base, one, study)
     if to_run:
-        _check_starts(arms)
+        _check_starts(arms, study.primary_metric)
         if study.judge == "two_part":
             _check_success(study, arms)
     keys = sorted({key for one in arms for key in one.declared})
@@ -95,6 +95,7 @@ def resolve_plan(study: Study, *, to_run: bool = False) -> Plan:
     return Plan(
         **asked,
         study=study.name,
+        path=study.place,
         profile_reason=first.profile_reason,
         base=base.name,
         compared=len(arms[0].settings),
@@ -111,6 +112,25 @@ def _miniatures(resolved: Sequence[Resolved]) -> tuple[tuple[float, str], ...]:
         return ()
     datasets = [in_full(str(one.task.dataset)) for one in resolved]
     return tuple(sorted(set(zip(map(millions_of_parameters, models), datasets, strict=True))))
+
+
+def _with_own_files(study: Study) -> Study:
+    """The study whose overrides name code and templates beside `study.yaml` by absolute paths,
+    unless a run finds them beside its recipe. A run is known by their content, not their place."""
+    folder = Path(os.path.abspath(study.path.parent))
+    alone = {arm.recipe.parent for arm in study.arms} == {folder}
+
+    def whole(key: str, value: Any) -> Any:
+        beside, found = Anchor(), (Path(), folder) if alone else ()
+        new = beside.settings({key: value}, folder)[key]
+        known = key in named("code", "file") and all(map(os.path.isfile, beside.files))
+        return new if known and new != Anchor().settings({key: value}, *found)[key] else value
+
+    def anchored(given: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: whole(key, value) for key, value in given.items()}
+
+    arms = tuple(replace(arm, overrides=anchored(arm.overrides)) for arm in study.arms)
+    return replace(study, arms=arms, overrides=anchored(study.overrides))
 
 
 def _legal(study: Study) -> tuple[Study, list[ResolvedArm]]:
@@ -251,7 +271,7 @@ def _words(one: ResolvedArm, study: Study) -> tuple[list[str], list[str]]:
     return before, [*names, *as_words({**study.overrides, **arm.overrides})]
 
 
-def _check_starts(arms: Iterable[ResolvedArm]) -> None:
+def _check_starts(arms: Iterable[ResolvedArm], metric: str) -> None:
     """Check every arm; arms that ask the same questions in the same way are checked once."""
     seen = set()
     for one in arms:
@@ -262,6 +282,11 @@ def _check_starts(arms: Iterable[ResolvedArm]) -> None:
             continue
         seen.add(look)
         try:
+            if metric.startswith("eval_") and config.eval_strategy == "no":
+                raise ConfigurationError(
+                    f"with eval_strategy no, a run logs no {metric}; set another eval_strategy, or "
+                    "primary_metric: reward"
+                )
             _check_start(resolved)
         except ConfigurationError as error:
             raise ConfigurationError(f"arm '{one.arm.name}': {error}") from error

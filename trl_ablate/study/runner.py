@@ -50,7 +50,7 @@ class Runner:
 
     Args:
         retries: how often a failed run is retried.
-        max_hours: wall-clock hours after which runs are stopped; they can be resumed later.
+        max_hours: wall-clock hours after which runs save and stop; they can be resumed later.
         stay: True: wait until all runs have ended. False: collect ended runs, start new ones and
             return, for engines whose runs then continue without this process.
         only: ids of the runs to do; those that another process holds are skipped. None: do all
@@ -86,11 +86,12 @@ class Runner:
 
     def run(self) -> Outcome:
         """Run until all runs are done or have failed, or the time limit is reached. Ctrl-C ends the
-        started runs; SIGTERM (`Terminated`) lets them save first."""
+        started runs; SIGTERM (`Terminated`) and the limit let them save first."""
         try:
             while self._plan_more() or self._waiting or self._active:
                 if self._until is not None and time.monotonic() >= self._until:
-                    self._say("time limit reached: stopping the runs")
+                    self._say("time limit reached: the runs save and stop")
+                    self._ask_to_save()
                     break
                 self._take_in()
                 self._hand_out()
@@ -104,9 +105,7 @@ class Runner:
                 if self._waiting or self._active:
                     time.sleep(POLL_SECONDS)
         except Terminated:
-            for active in self._active:
-                active.process.ask_to_save()
-                active.asked = True
+            self._ask_to_save()
             raise
         finally:
             self._outcome.left += [run.id for run, _ in self._waiting]
@@ -220,6 +219,11 @@ class Runner:
             status="failed", reason=reason, seed=active.run.seed, attempts=active.attempt
         )
         return reason
+
+    def _ask_to_save(self) -> None:
+        for active in self._active:
+            active.process.ask_to_save()
+            active.asked = True
 
     def _end_all(self) -> None:
         """Stop the runs that were started here; a second Ctrl-C kills them."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from trl_ablate.errors import ConfigurationError
+from trl_ablate.errors import ConfigurationError, nearest
 from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun, in_order
 from trl_ablate.study.report.curves import Run, planned_run, planned_runs
 from trl_ablate.study.store import RunStore, State
@@ -67,7 +67,7 @@ def up_to_next_look(plan: Plan, analysis: "Analysis") -> dict[str, int]:
     if len(seeds) == 1:
         return dict.fromkeys(seeds, plan.looks[0])
     for name, comparison in analysis.decisive.items():
-        used = comparison.next_look or comparison.n
+        used = comparison.next_look or comparison.n or plan.looks[0]  # same runs: 0
         other = analysis.reference_of(name).name
         pool = plan.pool if other == plan.names[0] else None
         of = reference_runs(used, plan.looks[-1], pool)
@@ -213,12 +213,26 @@ class StudyRuns:
         plan, of_arm = self.plan, self.plan.runs_of
         if plan.tuning:
             best = {each.arm: each.best for each in tuned(plan, ended)}
-            if not all(best.values()):
-                return [run for run in next_runs(plan, ended) if run.seed in plan.tuning.seeds]
+            trials = [run for run in next_runs(plan, ended) if run.seed in plan.tuning.seeds]
+            if trials or not best[plan.names[0]]:
+                return trials
             of_arm = {arm: of_arm[name][plan.trials :] for arm, name in best.items() if name}
         seeds = up_to_next_look(plan, self.analysis)
         wanted = {run.id for arm, own in of_arm.items() for run in own[: seeds[arm]]}
         return [run for run in in_order(plan) if run.id in wanted - self.done]
+
+    @property
+    def unlogged(self) -> str:
+        """That runs are done and none has logged the primary metric; empty if that is not so."""
+        metric, logged = self.plan.primary_metric, set[str]()
+        for run_id in self.done:
+            rows = self.store.directory(run_id).metrics()
+            logged |= {name for row in rows for name, value in row.items() if value is not None}
+            if metric in logged:
+                return ""
+        otherwise = "name a metric that they log as primary_metric"
+        ended = f"no finished run has logged {metric}{nearest(metric, logged, otherwise)}"
+        return ended if self.done else ""
 
     def check_has_looks(self) -> None:
         if not self.plan.looks:

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.synthetic_study import make_plan
+from tests.support.synthetic_study import make_plan, write_run
 from trl_ablate.cli.engines import engines
-from trl_ablate.cli.study import main
+from trl_ablate.cli.study import chosen, main
+from trl_ablate.cli.study_runs import ended
+from trl_ablate.study.runner import Outcome
+from trl_ablate.study.runs import StudyRuns
+from trl_ablate.study.store import RunStore
 
 ONE_ARM = "question: q\narms: [grpo.yaml]\nseeds: [0, 1]\nprofile: miniature\n"
 
@@ -53,7 +57,8 @@ def test_another_profile_reaches_slurms_tasks_and_a_plan_under_it_is_not_kept(
     assert kept.read_bytes() == before
     assert main(["run", *where, *other, "--engine", "slurm"]) == 0
     assert f"{' '.join(other)} --retries 1 --only" in capsys.readouterr().out
-    assert kept.read_bytes() != before
+    after = kept.read_bytes()
+    assert after != before and main(["plan", *where]) == 0 and kept.read_bytes() == after
 
 
 def test_a_plan_begins_with_its_question(where, capsys):
@@ -77,6 +82,8 @@ def test_a_plan_begins_with_its_question(where, capsys):
          "or hf_jobs"),
         (["--jobs", "0"], "argument --jobs: '0' is no whole number of at least 1; see `trl-ablate "
          "study run --help`"),
+        (["--max_hours", "nan"], "argument --max_hours: 'nan' is no number of at least 0; see "
+         "`trl-ablate study run --help`"),
         (["--retries", "-1"], "argument --retries: '-1' is no whole number of at least 0; see "
          "`trl-ablate study run --help`"),
         (["--job", "2"], "unknown option '--job'; did you mean '--jobs'? See `trl-ablate study "
@@ -108,6 +115,7 @@ def test_the_profile_of_other_machines_is_not_guessed_from_this_one(capsys, wher
         (["run", "std_dev", "--all"], "name one STUDY, or give --all"),
         (["plan", "--all", "--xray"], "--xray applies to one study"),
         (["run", "--all", "--only", "x"], "--only applies to one study"),
+        (["plan", "--all", "--price_per_hour", "2"], "--price_per_hour applies to one study"),
         (["run", "--all", "--engine", "slurm"], "not with --engine slurm"),
         (["plan", "--all", "gone.yaml"], "gone.yaml"),
         (["report"], "nothing to report; name a study, or give --curves FILE.csv"),
@@ -145,6 +153,21 @@ def test_a_missing_extra_is_named_with_its_command(capsys, monkeypatch, printed,
 def test_fetching_where_nothing_is_away(capsys, printed, where):
     assert main(["fetch", *where]) == 0
     assert capsys.readouterr().out == "no runs to fetch\n"
+
+
+def test_the_next_command_is_of_the_same_runs(tmp_path, capsys):
+    words = chosen(Namespace(study="abl", runs=tmp_path, profile="own.yaml"))
+    plan, store = make_plan({"a": {"top": 0.8}}), RunStore(tmp_path)
+
+    def said() -> str:
+        assert ended(words, StudyRuns(plan, store), Outcome()) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    for done, run in enumerate(plan.arms[0].runs):
+        assert f"{3 - done} more runs are to do: trl-ablate study run abl --runs" in said()
+        assert words.endswith(f"--runs {tmp_path} --profile own.yaml")
+        write_run(store, run, {"top": 0.8}, iter([{"step": 1, "eval_rewards": 0.1}]))
+    assert "no finished run has logged eval_reward; did you mean 'eval_rewards'?" in said()
 
 
 def test_seeds_until_decided_need_looks(capsys, printed, where):

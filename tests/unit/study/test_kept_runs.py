@@ -104,6 +104,15 @@ def test_what_is_done_in_use_or_not_asked_for_is_left_alone(study, other, file):
     keep(study.again(), file)
     wanted = replace(study.plan, arms=study.plan.arms[:1])
     in_use, done, asked = wanted.runs()
+    said = []
+    for name in ("checkpoint-5", "thesis"):
+        mine = other.directory(asked).path / name
+        mine.mkdir(parents=True)
+        (mine / "x").touch()
+        assert asked not in restore(StudyRuns(wanted, other), file, said.append)
+        assert str(mine.parent) in said.pop()
+        shutil.rmtree(mine.parent)
+    shutil.rmtree(other.path)
     assert other.lock(in_use).acquire()
     write_run(other, study.plan.runs()[done], ARMS["a"], learning_rows(7, top=0.1))
     before = other.directory(done).metrics_file.read_bytes()

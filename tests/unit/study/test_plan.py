@@ -2,6 +2,7 @@
 
 import json
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -37,8 +38,8 @@ def planned(path, **how):
 
 def id_of(recipe, overrides=(), seed: int = 0) -> str:
     """The id of the run that a process resolves from these words."""
-    settings = load_recipe(recipe, overrides=overrides).to_dict()["settings"]
-    return run_id(identity(portable(settings, {})), seed)
+    found = load_recipe(recipe, overrides=overrides).to_dict()
+    return run_id(identity(portable(found["settings"], found.get("files", {}))), seed)
 
 
 @pytest.fixture
@@ -162,6 +163,7 @@ BROKEN = {
     "tool": ("tools: ['ask.py:search']\n", "def search(:", "cannot be imported: SyntaxError"),
     "few": ("dataset: ask.jsonl\n", '{"question": "1+1", "answer": "2"}', "there are 1 questions"),
     "bad row": ("dataset: ask.jsonl\n", '{"question": 3}', "line 1"),
+    "no evaluation": ("eval_strategy: 'no'\n", "", "a run logs no eval_reward"),
     "quantized": ("load_in_4bit: true\n", "", "load_in_4bit needs use_peft"),
 }  # fmt: skip
 
@@ -208,6 +210,27 @@ def test_files_and_profiles_are_those_of_the_arms_not_of_their_base(
     monkeypatch.chdir(tmp_path)
     plan = planned(task / "study.yaml")
     assert [arm.values["reward_funcs"] for arm in plan.arms] == [None, [f"{task}/reward.py:score"]]
+
+
+def test_a_study_does_not_depend_on_where_its_command_is_typed(tmp_path, monkeypatch):
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task/own.yaml").write_text("use_cpu: true\n")
+    (tmp_path / "task/study.yaml").write_text(
+        OWN.replace("mine.yaml", "grpo.yaml") + "profile: own.yaml\n"
+    )
+    for place in (tmp_path, tmp_path / "task"):
+        (place / "reward.py").write_text(
+            f"def score(completions, **kwargs): return {place.name!r}\n"
+        )
+    plans = []
+    for place, file in ((tmp_path, "task/study.yaml"), (tmp_path / "task", "study.yaml")):
+        monkeypatch.chdir(place)
+        plans.append(planned(Path(file), to_run=True))
+    assert plans[0] == plans[1]
+    words = plans[0].arms[1].runs[0].words
+    profile, reward = words[2], next(word for word in words if "reward.py" in word)
+    assert profile == f"{tmp_path}/task/own.yaml" and f"{tmp_path}/task/reward.py" in reward
+    assert plans[0].arms[1].runs[0].id == id_of(words[0], words[1:])
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -25,7 +26,8 @@ from tests.support.synthetic_study import (
 )
 from trl_ablate import ConfigurationError
 from trl_ablate.recipe.places import SHIPPED
-from trl_ablate.run.json_files import append_jsonl
+from trl_ablate.run.json_files import append_jsonl, read_object
+from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.costs import time
 from trl_ablate.study.report.curves import Run, Series, area, collapse_step, planned_runs
@@ -36,6 +38,7 @@ from trl_ablate.study.report.pictures import line_of, spread
 from trl_ablate.study.report.sections import commands, different_starts
 from trl_ablate.study.report.stats import Comparison, Interval, t_interval
 from trl_ablate.study.report.verdicts import disagreement, pairs_to_see
+from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 from trl_ablate.study.verdict import Verdict
 
@@ -156,6 +159,33 @@ def test_an_arm_is_compared_with_its_match_where_it_has_one(tmp_path):
         assert "One learning rate for all." in text
         assert "difference from grpo (or the arm after" in text
     assert "dapo is worse than grpo" in reported(plan, store, tmp_path)[0]
+
+
+@pytest.mark.parametrize(
+    ("judge", "looks"), [("paired", ()), ("paired", (3, 8)), ("two_part", (4, 8))]
+)
+def test_two_names_of_the_same_runs_are_no_comparison(tmp_path, judge, looks):
+    arms = {"a": {"top": 0.8}, "b": {"top": 0.8}, "c": {"top": 0.4}}
+    plan, store = (
+        make_plan(arms, range(8), looks=looks, equivalence_margin=0.05),
+        RunStore(tmp_path),
+    )
+    plan, alone = replace(plan, judge=judge), replace(plan, judge=judge, arms=plan.arms[::2])
+    for number, arm in enumerate(alone.arms):
+        for run in arm.runs:
+            rows = learning_rows(100 * number + run.seed, arm.values["top"])
+            write_run(store, run, arm.declared, rows)
+
+    def reported(plan: Plan) -> dict[str, Any]:
+        report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
+        return read_object(tmp_path / "out" / "report.json")["arms"]
+
+    without, found = reported(alone), reported(plan)
+    assert found["c"] == without["c"]  # the whole level
+    assert (found["b"]["verdict"], found["b"]["pairs"]) == ("not estimable", 0)
+    assert found["b"]["p_difference"] is found["b"]["p_equivalent"] is found["b"]["low"] is None
+    assert "b has the settings of a: same runs." in (tmp_path / "out" / "REPORT.md").read_text()
+    assert StudyRuns(plan, store).undecided == []
 
 
 def test_some_collapsed_seeds_make_an_interval_misleading(tmp_path):

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from dataclasses import replace
+from functools import partial
 from io import StringIO
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ from rich.console import Console
 
 from tests.support.fake_train import save
 from tests.support.synthetic_study import learning_rows, make_plan, write_run, write_study
+from trl_ablate.study import runner
 from trl_ablate.study.cleaning import find_rubbish, remove
 from trl_ablate.study.engines.local import LocalEngine
 from trl_ablate.study.expected_hours import PROBE_STEPS, estimate, measure, probe, probe_name
@@ -54,6 +57,18 @@ def test_only_a_run_with_these_settings_is_resumed(tmp_path, top, option):
     assert Runner(StudyRuns(plan, store), engine)._taking_up(run.id) == option
 
 
+def test_at_the_time_limit_runs_save(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0.0)
+    plan, called = make_plan({"a": {"top": 0.8}}, seeds=[0]), []
+    process = SimpleNamespace(
+        poll=lambda: None,
+        **{name: partial(called.append, name) for name in ("ask_to_save", "ask_to_end", "end")},
+    )
+    engine: Any = SimpleNamespace(start=lambda job, slot: process, slots=1, in_place=True)
+    outcome = Runner(StudyRuns(plan, RunStore(tmp_path)), engine, max_hours=1e-4).run()
+    assert called == ["ask_to_save", "end"] and outcome.left == [*plan.runs()]
+
+
 def test_cleaning_keeps_files_of_the_user_in_a_run(tmp_path):
     plan, store = write_study(tmp_path / "runs", ARMS)
     mine, whole, *_ = (store.directory(run.id).path for arm in plan.arms for run in arm.runs)
@@ -85,6 +100,13 @@ def test_cleaning_keeps_results_and_what_others_need(tmp_path):
     store.plans.mkdir()
     kept = {"arms": [{"runs": [{"id": finished.id}]}]}
     (store.plans / "another.json").write_text(json.dumps(kept))
+    assert len(find_rubbish(StudyRuns(plan, store), results=True)) == 5
+    mine = tmp_path / "mine" / f"{plan.study}.json"
+    mine.parent.mkdir()
+    mine.touch()
+    (store.plans / "another.json").rename(store.plans / mine.name)  # of one name, elsewhere
+    (store.plans / mine.name).write_text(json.dumps({**kept, "path": str(mine)}))
+    plan = replace(plan, path=str(tmp_path))
     assert len(find_rubbish(StudyRuns(plan, store), results=True)) == 5
     lock = store.lock(failed.id)
     assert lock.acquire() and not remove(rubbish, store)  # another process uses it
@@ -143,14 +165,22 @@ def test_one_run_is_probed_and_all_are_estimated(tmp_path):
 
 @pytest.mark.parametrize(
     ("seeds", "names"),
-    [(3, "arm seed 0 seed 1 seed 2"), (12, "arm seeds 0 to 11 mean")],
+    [
+        (3, "arm seed 0 seed 1 seed 2"),
+        (12, "arm seeds 0 to 11 mean"),
+        (90, "arm seeds 0 to 89 mean"),
+    ],
 )
 def test_the_grid_has_every_state_and_the_last_values_or_their_mean(tmp_path, seeds, names):
     plan, store = write_study(tmp_path, {"a": {"top": 0.8}, "b": {"top": 0.4}}, range(seeds))
     shutil.rmtree(store.path / plan.arms[1].runs[-1].id)
     file = StringIO()
     Console(file=file, width=80).print(grid(StudyRuns(plan, store)))
-    _, header, first, second, *_ = (line.split() for line in file.getvalue().splitlines())
+    _, header, first, *others = (line.split() for line in file.getvalue().splitlines())
+    second = next(line for line in others if line[0] == "b")
+    if seeds == 90:
+        assert header == names.split() and first[0] == "a" and file.getvalue().count("✓") == 180
+        return
     assert header == names.split() and (first[0], second[0]) == ("a", "b")
     if seeds == 3:
         assert first[1::2] == ["✓"] * 3 and all(0.6 < float(value) < 1 for value in first[2::2])

@@ -37,6 +37,8 @@ def test_a_study_with_looks(write):
         (HEAD + "arms: [grop.yaml]\n", "'grop.yaml' does not exist; did you mean 'grpo.yaml'"),
         (HEAD + "arms: [grpo.yaml, grpo.yaml]\n", "arm 'grpo' occurs twice"),
         (ONE.replace("[0, 1]", "[0, 0]"), "give each once"),
+        (ONE.replace("[0, 1]", "[0, -1]"), "seeds: -1 is no seed"),
+        (ONE.replace("[0, 1]", "{looks: [2], first: 4294967295}"), "4294967296 is no seed"),
         (ONE.replace("[0, 1]", "[0, x]"), "seeds is the list"),
         (ONE.replace("[0, 1]", "{}"), "has no `seeds`"),
         (ONE.replace("[0, 1]", "{look: [3]}"), "unknown key 'look'; did you mean 'looks'?"),

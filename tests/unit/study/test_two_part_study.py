@@ -80,6 +80,14 @@ def do(plan: Plan, store: RunStore, run_ids) -> None:
 def test_a_study_is_tuned_and_then_decided_look_by_look(tmp_path):
     plan, store = two_part_plan(), RunStore(tmp_path / "runs")
     trials, passes, looks = StudyRuns(plan, store).of_pass(True), [], []
+    late = [arm.runs[n].id for arm in plan.arms if "alike" in arm.name for n in range(2)]
+    without = StudyRuns(plan, RunStore(tmp_path / "failed"))
+    do(plan, without.store, set(trials) - set(late))
+    for run_id in late:  # an arm whose trials all fail holds up no other
+        run = without.store.directory(run_id)
+        run.path.mkdir()
+        run.update(status="failed")
+    assert len(without.of_pass(True, late)) == 8 + 8 + 16
     do(plan, store, trials[:-1])
     while wanted := StudyRuns(plan, store).of_pass(True):
         do(plan, store, wanted)

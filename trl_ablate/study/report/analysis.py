@@ -153,7 +153,8 @@ def analyse(
     """
     names = list(dict.fromkeys(run.arm for run in runs))
     arms = {name: _arm_result(name, [r for r in runs if r.arm == name], metric) for name in names}
-    references = {name: arms[(against or {}).get(name, names[0])] for name in names[1:]}
+    every = {name: arms[(against or {}).get(name, names[0])] for name in names[1:]}
+    references = {name: of for name, of in every.items() if not _are_same(arms[name], of)}
     comparisons: dict[Statistic, dict[str, Comparison]] = {}
     for statistic in STATISTICS:
         if statistic == "last_third" != decide_on:
@@ -170,6 +171,11 @@ def analyse(
         comparisons[statistic] = (
             judge_at_looks(pairs, looks, within) if looks else judge_pairs(pairs, within)
         )
+    same = {
+        name: Comparison(name, Interval(0, None), None, None, Verdict.INESTIMABLE, leans_on="–")
+        for name in every
+    }
+    comparisons = {of: {**same, **found} for of, found in comparisons.items()}
     return Analysis(
         metric=metric,
         decide_on=decide_on,
@@ -180,6 +186,12 @@ def analyse(
         margin=margin,
         judge=judge,
     )
+
+
+def _are_same(arm: ArmResult, reference: ArmResult) -> bool:
+    """Whether the arm has no run of its own, as its settings are those of its reference."""
+    own, others = ({run.directory for run in of.runs} for of in (arm, reference))
+    return None not in own and own <= others
 
 
 def paired(arm: ArmResult, reference: ArmResult, statistic: Statistic) -> Pairs:

@@ -51,9 +51,10 @@ from trl_ablate.study.report.stats import Interval
 from trl_ablate.study.report.tuned import TunedRuns, at_reference, lead, split, trials_table
 from trl_ablate.study.report.verdicts import agreement, disagreement, found_of
 from trl_ablate.study.report.xray_outcomes import xray_section
-from trl_ablate.study.runs import analysis_of, up_to_next_look
+from trl_ablate.study.runs import StudyRuns, analysis_of, up_to_next_look
 from trl_ablate.study.store import RunStore, id_of
 from trl_ablate.study.two_part import ALPHA, TwoPart
+from trl_ablate.study.verdict import Verdict
 
 CURVES_ABOUT = (
     "{metric} against GRPO steps, and time or tokens, gradient norm, response length and entropy; "
@@ -71,9 +72,8 @@ def report_study(
     """
     runs = planned_runs(plan, store)
     if not any(plan.primary_metric in run.series for run in runs):
-        raise ConfigurationError(
-            f"study {study}: no run has logged {plan.primary_metric} yet; `run` the study first"
-        )
+        yet = f"no run has logged {plan.primary_metric} yet; `run` the study first"
+        raise ConfigurationError(f"study {study}: {StudyRuns(plan, store).unlogged or yet}")
     tuned = split(plan, runs) if plan.tuning else None
     judged = tuned.own if tuned else runs
     analysis = _without_idle_runs(plan, judged)
@@ -289,7 +289,8 @@ def _details(
 
 def _arm(name: str, analysis: Analysis) -> dict[str, Any]:
     comparison, arm = analysis.decisive[name], analysis.arm(name)
-    of, (differs, same) = comparison.difference, comparison.p_values
+    of, compared = comparison.difference, comparison.verdict is not Verdict.INESTIMABLE
+    differs, same = (min(1.0, p) if compared else None for p in comparison.p_values)
     return {
         "verdict": comparison.verdict,
         "difference": of.mean,
@@ -298,8 +299,8 @@ def _arm(name: str, analysis: Analysis) -> dict[str, Any]:
         "pairs": comparison.n,
         "collapsed": [arm.collapsed, arm.ended],
         "equivalence_margin": analysis.margin,
-        "p_difference": min(1.0, differs),
-        "p_equivalent": min(1.0, same),
+        "p_difference": differs,
+        "p_equivalent": same,
         **(_two_part(comparison.two_part) if comparison.two_part else {}),
     }
 

@@ -19,6 +19,7 @@ from trl_ablate.study.report.document import Columns, Section, table
 from trl_ablate.study.report.numbers import NOTHING, interval, number, p_value, p_words
 from trl_ablate.study.report.stats import ALPHA, Interval, holm, t_interval
 from trl_ablate.study.two_part import clopper_pearson, fisher_p
+from trl_ablate.study.verdict import Verdict
 
 RESAMPLES = 2000
 TRIMMED = 0.25
@@ -97,7 +98,8 @@ def collapses(analysis: Analysis) -> dict[str, Collapse]:
     p = {}
     for arm in arms:
         other = analysis.reference_of(arm.name)
-        if arm is not analysis.reference and other.ended:
+        found = analysis.decisive.get(arm.name)
+        if found and found.verdict is not Verdict.INESTIMABLE and other.ended:
             p[arm.name] = fisher_p(arm.collapsed, arm.ended, other.collapsed, other.ended)
     p = dict(zip(p, holm(list(p.values())), strict=True))
     return {

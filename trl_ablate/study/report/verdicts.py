@@ -34,6 +34,7 @@ HEADS = {
     Verdict.UNDECIDED: "{arm} against {other} is undecided",
     Verdict.NOT_DECIDED: "{arm} against {other} is not decided",
     Verdict.SAME: "{arm} is not distinguishable from {other}",
+    Verdict.INESTIMABLE: "{arm} has the settings of {other}: same runs",
     Verdict.TOO_FEW: "{arm}: too few seeds for a verdict",
     Verdict.COLLAPSE: "{arm} collapses in {collapsed} of {ended} runs",
 }
@@ -58,8 +59,8 @@ def answer(analysis: Analysis, plan: Plan | None, pictures: Sequence[Picture] = 
     two_part = analysis.judge == "two_part"
     if two_part:
         lead = f"Outcome: {analysis.outcome_name}. Reference: {reference.name}."
-    say = _of_two_parts if two_part else sentence
-    sentences = [say(c, analysis) for c in analysis.decisive.values()]
+    found = analysis.decisive.values()
+    sentences = [(_of_two_parts if c.two_part else sentence)(c, analysis) for c in found]
     sentences += [] if two_part else outcomes.sentences(analysis)
     blocks: list[Block] = [Text(lead), Items(sentences)] if sentences else [Text(lead)]
     blocks += [Text(words) for words in finality(analysis)]
@@ -73,6 +74,8 @@ def sentence(comparison: Comparison, analysis: Analysis) -> str:
     arm, other = analysis.arm(comparison.arm), analysis.reference_of(comparison.arm)
     verdict, n, p = comparison.verdict, comparison.difference.n, comparison.p_corrected
     head = HEADS[verdict].format(arm=arm.name, other=other.name, margin=number(analysis.margin))
+    if verdict is Verdict.INESTIMABLE:
+        return f"{head}."
     if verdict in (Verdict.UNDECIDED, Verdict.NOT_DECIDED):
         head += f" with {n} seeds"
     numbers = f"{difference_of(comparison, analysis)}; {arm.outcome()}"
@@ -223,8 +226,9 @@ def finality(analysis: Analysis) -> list[str]:
 def what_would_change(analysis: Analysis) -> Section:
     """The comparisons without a difference, and the pairs that would show one."""
     looks, level = analysis.looks, ALPHA
-    if looks:
-        level = nominal_level(looks, ALPHA / len(analysis.decisive))
+    every = [c for c in analysis.decisive.values() if c.verdict is not Verdict.INESTIMABLE]
+    if looks and every:
+        level = nominal_level(looks, ALPHA / len(every))
     columns = [
         ("arm", lambda c: c.arm),
         ("verdict", lambda c: c.verdict),
@@ -237,7 +241,7 @@ def what_would_change(analysis: Analysis) -> Section:
         "'Pairs for what was seen': with about as many, the interval would leave out 0 if the "
         "difference and its spread stayed as they are; both are uncertain."
     )
-    open_ = [c for c in analysis.decisive.values() if not c.verdict.is_final]
+    open_ = [c for c in every if not c.verdict.is_final]
     return table("What would change the answer", open_, columns, note, 2)
 
 
