@@ -7,6 +7,7 @@ been measured, the numbers are None.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import mean
 from typing import NamedTuple
 
@@ -107,7 +108,7 @@ def total_of(studies: Sequence[StudyRuns]) -> tuple[list[Share], Share]:
     the first of them."""
     own = [measured_arms(runs) for runs in studies]
     every = typical([found for arms in own for found in arms.values() if found])
-    totals = [Estimate(set(), set(), [] if every else None) for _ in range(2)]
+    totals = [Estimate(set(), set(), []) for _ in range(2)]
     shares: list[Share] = []
     for runs, arms in zip(studies, own, strict=True):
         least, most = ({run.id for run in case} for case in bounds(runs.plan, runs.finished))
@@ -120,8 +121,8 @@ def total_of(studies: Sequence[StudyRuns]) -> tuple[list[Share], Share]:
         for total, added in zip(totals, new, strict=True):
             total.runs |= added.runs
             total.done |= added.done
-            if total.costs is not None:
-                total.costs += added.costs or []
+            both = (total.costs, added.costs)
+            total.costs = None if None in both else [*chain(*filter(None, both))]
         shares.append(Share(runs.plan.study, *new, runs=(len(least), len(most))))
     best, worst = totals
     return shares, Share("all", best, worst, (len(best.runs), len(worst.runs)))

@@ -13,6 +13,7 @@ from tests.support.tuned_study import tuned_plan
 from trl_ablate import ConfigurationError
 from trl_ablate.cli import study_runs
 from trl_ablate.cli.study import main
+from trl_ablate.study import expected_hours
 from trl_ablate.study.expected_hours import Share, estimate, total_of
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.making import report_study
@@ -168,10 +169,13 @@ def counts(share: Share) -> list[int]:
     return [*share.runs, len(share.best.runs), len(share.worst.runs), len(share.worst.done)]
 
 
-def test_a_run_that_is_done_costs_nothing_in_either_case(store):
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_run_that_is_done_costs_nothing_in_either_case(store, monkeypatch, measured):
     """Seeds 3 to 7 of `grpo` are new with the second study at best, and with the first at worst."""
     several = replace(make_plan(ARMS, range(8)), study="several")
     do(several, store, several.runs())
+    if not measured:  # restored runs have no times
+        monkeypatch.setattr(expected_hours, "measure", lambda store, run_id: None)
     (_, second), whole = total([looking(), several], store)
     assert counts(second) == [24, 24, 15, 0, 0] and second.best.hours() == second.worst.hours() == 0
     assert whole.best.hours() == whole.worst.hours(1) == 0 and len(whole.worst.done) == 24
