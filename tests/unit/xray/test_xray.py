@@ -247,6 +247,7 @@ def test_a_plan_names_the_runs_that_can_be_saved(tiny_model, tmp_path, capsys):
             "std_dev_off": "std_dev_off.yaml",
         },
         "seeds": [0, 1, 2],
+        "primary_metric": "reward",  # its runs are not evaluated
         "profile": settings.pop("profile"),
         "overrides": settings,
     }
