@@ -79,9 +79,9 @@ def power_lines(plan: Plan, margin: float) -> Iterator[Text]:
     for arm, other in plan.pairs:
         of = plan.pool if plan.pool and other == plan.names[0] else n
         together.setdefault((other, of), []).append(arm)
-    at_most = ", at most, as an exact test has to agree" * bool(plan.looks and not two_part)
+    bound = " (at most: an exact test has to agree)" * bool(plan.looks and not two_part)
     yield Text(
-        f"power at {n} runs of each arm, if none fails{at_most}: to see a difference of {margin:g} "
+        f"power{bound} at {n} runs of each arm, if none fails: to see a difference of {margin:g} "
         f"| to find equal arms equivalent within {margin:g}"
     )
     for (other, of), arms in together.items():
