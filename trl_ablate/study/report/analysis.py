@@ -123,6 +123,12 @@ class Analysis:
         """The comparison of each arm that its verdict is based on."""
         return self.comparisons[self.decide_on]
 
+    @property
+    def compared(self) -> dict[str, Comparison]:
+        """Those of arms that have runs of their own."""
+        found = self.decisive.items()
+        return {name: one for name, one in found if one.verdict is not Verdict.INESTIMABLE}
+
     def ranked(self) -> list[ArmResult]:
         """Best first; arms without an outcome at the end."""
 

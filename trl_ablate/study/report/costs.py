@@ -38,9 +38,7 @@ Cost = Callable[[Run, Series], np.ndarray | None]
 def at_equal_cost(analysis: Analysis, cost: Cost) -> dict[str, Comparison]:
     """The comparisons at equal cost, of the arms with a pair whose costs are known."""
     pairs: dict[str, Pairs] = {}
-    for name, decisive in analysis.decisive.items():
-        if decisive.verdict is Verdict.INESTIMABLE:
-            continue
+    for name in analysis.compared:
         arm, reference = analysis.arm(name), analysis.reference_of(name)
         both = [*zip(reference.runs, arm.runs, strict=False)]
         known = [_at_equal(pair, analysis.metric, cost) or (None, None) for pair in both]

@@ -132,7 +132,8 @@ def _points(log: Log) -> tuple[dict[str, Series], dict[str, float]]:
                 series = points.setdefault(metric, Series())
                 series.steps.append(at)
                 series.values.append(value)
-                with_gaps |= {metric} & {*nan_from}
+                if metric in nan_from:
+                    with_gaps.add(metric)
             elif math.isnan(value):
                 nan_from.setdefault(metric, at)
     ended = nan_from.keys() & points.keys() - with_gaps

@@ -19,7 +19,6 @@ from trl_ablate.study.report.document import Columns, Section, table
 from trl_ablate.study.report.numbers import NOTHING, interval, number, p_value, p_words
 from trl_ablate.study.report.stats import ALPHA, Interval, holm, t_interval
 from trl_ablate.study.two_part import clopper_pearson, fisher_p
-from trl_ablate.study.verdict import Verdict
 
 RESAMPLES = 2000
 TRIMMED = 0.25
@@ -95,11 +94,10 @@ def _percentiles(found: np.ndarray) -> tuple[float, float]:
 def collapses(analysis: Analysis) -> dict[str, Collapse]:
     """Every arm with an outcome."""
     arms = [arm for arm in analysis.arms if arm.ended]
-    p = {}
+    compared, p = analysis.compared, {}
     for arm in arms:
         other = analysis.reference_of(arm.name)
-        found = analysis.decisive.get(arm.name)
-        if found and found.verdict is not Verdict.INESTIMABLE and other.ended:
+        if arm.name in compared and other.ended:
             p[arm.name] = fisher_p(arm.collapsed, arm.ended, other.collapsed, other.ended)
     p = dict(zip(p, holm(list(p.values())), strict=True))
     return {

@@ -225,10 +225,9 @@ def finality(analysis: Analysis) -> list[str]:
 
 def what_would_change(analysis: Analysis) -> Section:
     """The comparisons without a difference, and the pairs that would show one."""
-    looks, level = analysis.looks, ALPHA
-    every = [c for c in analysis.decisive.values() if c.verdict is not Verdict.INESTIMABLE]
-    if looks and every:
-        level = nominal_level(looks, ALPHA / len(every))
+    compared, level = analysis.compared, ALPHA
+    if analysis.looks and compared:
+        level = nominal_level(analysis.looks, ALPHA / len(compared))
     columns = [
         ("arm", lambda c: c.arm),
         ("verdict", lambda c: c.verdict),
@@ -241,7 +240,7 @@ def what_would_change(analysis: Analysis) -> Section:
         "'Pairs for what was seen': with about as many, the interval would leave out 0 if the "
         "difference and its spread stayed as they are; both are uncertain."
     )
-    open_ = [c for c in every if not c.verdict.is_final]
+    open_ = [c for c in compared.values() if not c.verdict.is_final]
     return table("What would change the answer", open_, columns, note, 2)
 
 
