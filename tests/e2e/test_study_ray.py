@@ -28,6 +28,7 @@ from trl_ablate.study.store import RunStore
 pytest.importorskip("ray", reason="ray is not installed: pip install 'trl-ablate[ray]'")
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.alone,
     pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc"),
 ]
 
@@ -88,7 +89,7 @@ def test_a_node_is_killed_in_the_middle(tmp_path, nodes, scratch, calm):
     store, killed = RunStore(tmp_path / "runs"), tmp_path / "killed"
     arms = {name: {**arm, "pause": 0.0, "waits_for": str(killed)} for name, arm in ARMS.items()}
     runner = drive(store, arms, "--ray_address", nodes.address)
-    wait_for(lambda: len(children(scratch)) == 4, SECONDS)  # each node has two runs
+    wait_for(lambda: len(children(scratch)) > 2, SECONDS)  # a node has two at most: both have one
     nodes.kill(0)
     killed.touch()
     assert runner.wait(SECONDS) == 0
