@@ -73,6 +73,24 @@ def test_every_reference_answer_scores_in_full(grader, golds, template):
     assert short == []
 
 
+IN_UNICODE = (
+    (r"\\d?frac\{1\}\{2\}", "½"), (r"\\pi(?![a-z])", "π"), (r"\\infty", "∞"), (r"\\cup", "∪"),
+    (r"\\le(?:q|(?![a-z]))", "≤"), (r"\\sqrt\{(\d+|[a-z])\}", r"√\1"),
+    (r"\\sqrt\{([^{}()]*)\}", r"√(\1)"),
+    (r"\\times", "×"), (r"\^\{2\}|\^2", "²"), (r"\^\{?-1\}?", "⁻¹"),
+)  # fmt: skip
+
+
+def test_reference_answers_in_unicode_are_right(grader, golds):
+    written = {gold: gold for gold in golds}
+    for pattern, sign in IN_UNICODE:
+        written = {gold: re.sub(pattern, sign, text) for gold, text in written.items()}
+    pairs = [(text, gold) for gold, text in written.items() if text != gold]
+    verdicts = grader.grade(*map(list, zip(*pairs, strict=True)))
+    say(f"{sum(map(bool, verdicts))} of {len(pairs)}")
+    assert len(pairs) > 800 and verdicts.count(True) > 0.99 * len(pairs)
+
+
 def test_another_rows_answer_is_wrong(grader, golds):
     """Answers drawn from another row. The few that are right are equal, and each is listed here."""
     others = golds[:]
@@ -203,7 +221,7 @@ COMMANDS = [
     *("sum", "int", "prod", "log", "ln", "sin", "binom", "begin", "end", "boxed", "in", "mod"),
 ]
 TOKENS = [
-    *"0123456789xyzABCei+-*/^_=<>()[]{}|,.;:!%$ \x00\ud800é٣\n",
+    *"0123456789xyzABCei+-*/^_=<>()[]{}|,.;:!%$ \x00\ud800é٣√½π²₇⁻\n",
     *("\\" + command for command in COMMANDS),
     *("{1}{2}", "{x}", "\\\\", "&", "{pmatrix}", "^{2}", "_{3}"),
 ]

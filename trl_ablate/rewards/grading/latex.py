@@ -6,8 +6,21 @@ same characters in two ways.
 """
 
 import re
+import unicodedata
 
 _BRACE = re.compile(r"\\{1,3}(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+
+_FRACTIONS = {
+    one: r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", one).split("\u2044"))
+    for one in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
+}
+_SIGNS = {
+    "π": r"\pi ", "∞": r"\infty ", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/",
+    "\u2044": "/", "\u2212": "-", "±": r"\pm ", "≤": r"\leq ", "≥": r"\geq ", "∪": r"\cup ",
+}  # fmt: skip
+_UNICODE = str.maketrans(_FRACTIONS | _SIGNS)
+_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
+_LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 
 _TRIGONOMETRIC = r"\\(?:sin|cos|tan|cot|sec|csc)"
 _TOKEN = r"(\\[a-zA-Z]+|\w)"
@@ -25,7 +38,9 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\?\$", ""),
         (r"(?<!\\)%", r"\\%"),
         (r"\^\s?\{\s?\\circ\s?\}|\^\s?\\circ(?![a-zA-Z])|\u00b0", r"^\\circ"),
-        (r"\u2212", "-"),
+        (r"\u221a ?(?:\(([^()]*)\)|(\d+(?:\.\d+)?|[a-zA-Z]))", r"\\sqrt{\g<1>\g<2>}"),
+        (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi "),
+        (r"(?<![a-zA-Z\\])(sin|cos|tan|log|ln)(?= ?[\d(])", r"\\\g<1>"),
         (r"\\le(?![a-zA-Z])", r"\\leq"),
         (r"\\ge(?![a-zA-Z])", r"\\geq"),
         (r"\s?,?\s?\\text\{\s?,?\s?(?:and|or)\s?\}\s?", ", "),
@@ -107,7 +122,7 @@ def tidy(text: str) -> str:
     No rewrite changes a value: "1 2" does not become "12", and the list "1, 234" does not become
     "1,234". A full stop, comma or semicolon at the end is removed.
     """
-    text = strip_math_quotes(text)
+    text = _in_latex(strip_math_quotes(text))
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
     text = text.strip()
@@ -116,6 +131,19 @@ def tidy(text: str) -> str:
     if text[-1:] in (".", ",", ";") and len(text) > 1 and text[-2] != text[-1]:
         text = text[:-1].rstrip()
     return text
+
+
+def _in_latex(text: str) -> str:
+    r"""Unicode's `½`, `x²`, `π`, `≤` as LaTeX writes them."""
+    if text.isascii():
+        return text
+    for mark, characters in (("^", _RAISED), ("_", _LOWERED)):
+        text = characters.sub(lambda run, mark=mark: f"{mark}{{{_plain(run.group())}}}", text)
+    return text.translate(_UNICODE)
+
+
+def _plain(text: str) -> str:
+    return unicodedata.normalize("NFKC", text)
 
 
 def untext(text: str) -> str:
