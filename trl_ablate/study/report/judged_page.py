@@ -63,7 +63,7 @@ def _curves(found: Judgement, runs: Sequence[Run]) -> Iterator[Picture]:
     for place, group in enumerate(found.groups):
         own = [run for run in runs if (run.group or "") == group and found.metric in run.series]
         if any(len(run.series[found.metric].steps) > 1 for run in own):
-            drawn = draw_curves(analyse(own, found.metric))
+            drawn = draw_curves(analyse(own, found.metric), unit="steps")
             about = f"{found.metric} of {group or 'all arms'}; bands: the lowest to the highest"
             yield Picture(f"curves{place or ''}.png", drawn, about)
 

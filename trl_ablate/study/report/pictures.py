@@ -16,7 +16,7 @@ from trl_ablate.run.picture import INK, PALETTE, STYLE, WATCHED, png_of
 from trl_ablate.run.untrusted import for_picture
 from trl_ablate.study.factors import level_text
 from trl_ablate.study.report.analysis import STATISTICS, Analysis, ArmResult
-from trl_ablate.study.report.costs import TIME, TOKENS, Cost, axis_of_cost
+from trl_ablate.study.report.costs import TOKENS, Cost, axis_of_cost
 from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.document import Picture
 from trl_ablate.study.report.tuned import Trials, TunedRuns
@@ -141,7 +141,9 @@ def looks(names: Sequence[str]) -> dict[str, Look]:
     return found
 
 
-def draw_curves(analysis: Analysis, published: Sequence[Run] = ()) -> bytes:
+def draw_curves(
+    analysis: Analysis, published: Sequence[Run] = (), *, unit: str = "GRPO steps"
+) -> bytes:
     """The metric against steps, and time or tokens; gradient norm, length, entropy; published
     curves, if any."""
     arms, metric = analysis.arms, analysis.metric
@@ -154,26 +156,26 @@ def draw_curves(analysis: Analysis, published: Sequence[Run] = ()) -> bytes:
         figure = Figure((WIDTH, sum(rows) + len(rows) * (TITLE_SPACE + AXIS_SPACE)), dpi=DPI)
         bottoms = _bottoms(figure, rows)
         top = _row(figure, bottoms[0], TOP_HEIGHT, 1 + timed, labels=list(styles))
-        _metric_panel(top[0], arms, metric, styles)
+        _metric_panel(top[0], arms, metric, styles, unit)
         if timed:
-            _metric_panel(top[1], arms, metric, styles, against=(cost, costly))
+            _metric_panel(top[1], arms, metric, styles, unit, against=(cost, costly))
         if watched:
             panels = _row(figure, bottoms[1], SMALL_HEIGHT, len(watched))
             for axes, name in zip(panels, watched, strict=True):
-                _watched_panel(axes, arms, name, styles)
+                _watched_panel(axes, arms, name, styles, unit)
         if published:
             _published_row(figure, bottoms[-1], published, metric)
         return png_of(figure)
 
 
 def _metric_panel(
-    axes: Axes, arms: Sequence[ArmResult], metric: str, styles: dict[str, Look],
+    axes: Axes, arms: Sequence[ArmResult], metric: str, styles: dict[str, Look], unit: str,
     *, against: tuple[Cost, str] | None = None,
 ) -> None:  # fmt: skip
-    """Over GRPO steps with labels and collapses, or over a cost."""
+    """Over steps with labels and collapses, or over a cost."""
     cost, costly = against or (None, "")
     lines = _lines({arm.name: arm.runs for arm in arms}, metric, cost=cost)
-    scale, unit = _unit(costly, lines.values())
+    scale, unit = _unit(costly, lines.values()) if against else (1.0, unit)
     for name, line in reversed(lines.items()):  # the reference on top
         _draw(axes, line, styles[name], scale=scale, width=2.2 if name == arms[0].name else 1.7)
     collapsed = False if against else _mark_collapses(axes, arms, metric, styles)
@@ -184,7 +186,7 @@ def _metric_panel(
 
 def _finish(
     axes: Axes, lines: Mapping[str, Line], labelled: dict[str, Look] | None, text: str, *,
-    unit: str = "GRPO steps", scale: float = 1.0,
+    unit: str, scale: float = 1.0,
 ) -> None:  # fmt: skip
     """The axes and the title, and names at the ends of the lines in their colours."""
     axes.set_xlabel(unit)
@@ -206,7 +208,7 @@ def _lines(
 
 
 def _watched_panel(
-    axes: Axes, arms: Sequence[ArmResult], metric: str, styles: dict[str, Look]
+    axes: Axes, arms: Sequence[ArmResult], metric: str, styles: dict[str, Look], unit: str
 ) -> None:
     lines = _lines({arm.name: arm.runs for arm in arms}, metric, smooth=True)
     for name, line in reversed(lines.items()):
@@ -214,7 +216,7 @@ def _watched_panel(
     values = np.concatenate([line.mean for line in lines.values()])
     if values.min() > 0 and values.max() / values.min() > LOG_SCALE_RANGE:
         axes.set_yscale("log")
-    _finish(axes, lines, None, WATCHED[metric])
+    _finish(axes, lines, None, WATCHED[metric], unit=unit)
 
 
 def _published_row(figure: Figure, bottom: float, published: Sequence[Run], metric: str) -> None:
@@ -227,7 +229,7 @@ def _published_row(figure: Figure, bottom: float, published: Sequence[Run], metr
     lines = _lines(arms, metric)
     for arm, line in reversed(lines.items()):
         _draw(axes, line, styles[arm], width=1.7)
-    _finish(axes, lines, styles, f"{metric}, published curves")
+    _finish(axes, lines, styles, f"{metric}, published curves", unit="steps")
 
 
 def _draw(
@@ -291,15 +293,13 @@ def title(axes: Axes, text: str, start: float = 0.0) -> None:
 
 
 def _unit(costly: str, lines: Iterable[Line]) -> tuple[float, str]:
-    """By what an axis is divided, and its name."""
+    """By what an axis of tokens or time is divided, and its name."""
     longest = max((line.x[-1] for line in lines), default=0.0)
     if costly == TOKENS:
         return (1e6, "million tokens") if longest > 2e6 else (1e3, "thousand tokens")
-    if costly == TIME:
-        units = ((7200, 3600.0, "hours"), (120, 60.0, "minutes"))
-        scale, unit = next(((s, u) for most, s, u in units if longest > most), (1.0, "s"))
-        return scale, f"wall-clock ({unit})"
-    return 1.0, "GRPO steps"
+    units = ((7200, 3600.0, "hours"), (120, 60.0, "minutes"))
+    scale, unit = next(((s, u) for most, s, u in units if longest > most), (1.0, "s"))
+    return scale, f"wall-clock ({unit})"
 
 
 def sensitivity(found: TunedRuns) -> list[Picture]:
