@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast, get_args
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.miniature.corpus import OPENINGS
 from trl_ablate.miniature.world import Split, Stage, World
 from trl_ablate.miniature.worlds import calculator, chains, gym_tasks, ladder, sums, words
 from trl_ablate.named_code import file_module
@@ -69,6 +70,13 @@ def _world_in(file: Path) -> World:
             f"the file {file} defines no WORLD; write WORLD = World(...), as "
             "`trl-ablate new --world FOLDER` shows"
         )
+    taught = [name for name in OPENINGS if name in world.format_shares]
+    for name in world.template_shares:
+        if name not in taught:
+            raise ConfigurationError(
+                f"the world {file} is taught with the template '{name}'; template_shares may name "
+                f"those of {', '.join(OPENINGS)} that have a share in format_shares, too"
+            )
     known = [Path(each).resolve() for each in world.files]
     return world if file in known else replace(world, files=(*world.files, str(file)))
 

@@ -102,3 +102,11 @@ def test_a_file_without_a_world_is_refused(tmp_path):
         world_of_data(f"miniature/{tmp_path}/empty.py")
     with pytest.raises(ConfigurationError, match="nowhere.py does not exist; create it"):
         world_of_data(f"miniature/{tmp_path}/nowhere.py")
+
+
+def test_a_world_is_taught_with_templates_that_have_a_format(example):
+    text = Path("mine.py").read_text()
+    for wrong in ("last_number", "question_only"):  # no format; no share of it
+        Path(f"{wrong}.py").write_text(text.replace('"r1_zero": 1.0', f'"{wrong}": 1.0'))
+        with pytest.raises(ConfigurationError, match=f"'{wrong}'; template_shares may name"):
+            world_of_data(f"miniature/{wrong}.py")
