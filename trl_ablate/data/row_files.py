@@ -40,8 +40,8 @@ def read_source(source: str, *, split: str, config: str | None = None) -> Iterat
     elif not path.is_file():
         if not is_on_the_hub(source):
             raise ConfigurationError(
-                f"dataset {source!r}: there is no such file or folder; create it, or give "
-                "another name."
+                f"dataset {source!r}: there is no such file or folder beside the recipe or in the "
+                f"working directory, {Path.cwd()}; give a path from one of these, or create it."
             )
         return _of_dataset(source, split, _loaded(source, split, config))
     if path.suffix in _SUFFIXES:
