@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import grader_of
@@ -27,6 +29,7 @@ from trl_ablate.xray.xray_page import AtPoint, Xray, XrayedPoint
 
 Say = Callable[[str], object]
 REFERENCE = Verdict("reference", "it draws the rollouts", {})
+NOT_FINITE = Verdict("not finite", "the gradient of some rollout batch is infinite or NaN", {})
 
 
 def xray(
@@ -181,6 +184,8 @@ class _Comparison:
         for name, other in self.against.items():
             figures, floor = figures_of(taken[name], taken[other]), floor_of(taken[other])
             judged = verdict_of(figures, floor, adam=adam, steps=steps[name] / steps[other])
+            if not np.isfinite(taken[name].norms_BK).all():
+                judged = NOT_FINITE
             verdict = REFERENCE if name == other else judged
             seconds = float(taken[name].seconds_B.mean())
             found[name] = AtPoint(figures, verdict, steps[name], seconds)
