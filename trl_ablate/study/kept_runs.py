@@ -35,7 +35,7 @@ READ = re.compile(
 """The metrics that are kept, besides the study's own."""
 
 COARSE = {
-    "seconds": ".4g",
+    "seconds": ".3g",
     "entropy": ".2g",
     "grad_norm": ".2g",
     "advantages/weight/": ".2f",
