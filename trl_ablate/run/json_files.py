@@ -49,10 +49,10 @@ def _damaged(place: str, what: str) -> ConfigurationError:
     return ConfigurationError(f"{place} {what}; restore it, or start over with --overwrite")
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, indent: int | None = 2) -> None:
     """Write atomically; a device, such as /dev/null, is written to and stays."""
     with _replacing(path) as file:
-        json.dump(value, file, indent=2, ensure_ascii=False)
+        json.dump(value, file, indent=indent, ensure_ascii=False)
         file.write("\n")
 
 

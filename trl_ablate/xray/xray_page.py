@@ -81,7 +81,7 @@ class Xray:
         return {arm: label_of(arm, other, self.reference) for arm, other in self.against.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of `xray.json`; NaN is null."""
+        """The content of `xray.json`, with six digits; NaN is null."""
         found = {
             "reference": self.reference,
             "against": dict(self.against),
@@ -96,7 +96,11 @@ class Xray:
             "rules": RULES,
             "notes": [note for point in self.points for note in point.notes],
         }
-        return json.loads(json.dumps(found), parse_constant=lambda nan: None)
+        return json.loads(
+            json.dumps(found),
+            parse_constant=lambda nan: None,
+            parse_float=lambda text: float(f"{float(text):.6g}"),
+        )
 
     def markdown(self) -> str:
         """Tables, verdicts and rules."""
@@ -135,7 +139,7 @@ class Xray:
         """Write xray.json, XRAY.md and xray.png."""
         from trl_ablate.xray.plots import draw
 
-        write_json(folder / XRAY, self.to_dict())
+        write_json(folder / XRAY, self.to_dict(), indent=None)
         picture = "\n![cosine against norm ratio, and who gets the gradient](xray.png)\n"
         (folder / "XRAY.md").write_text(self.markdown() + picture, encoding="utf-8")
         (folder / "xray.png").write_bytes(draw(self))

@@ -125,7 +125,8 @@ WIDTH, MARGIN, GAP = 11.5, 0.62, 0.75
 TOP_HEIGHT, SMALL_HEIGHT, TITLE_SPACE, AXIS_SPACE = 3.3, 1.75, 0.42, 0.55
 DPI = 110
 LOG_SCALE_RANGE = 30.0
-BANDS_IN_SMALL_PANELS = 3
+BANDS, BANDS_IN_SMALL_PANELS = 8, 3
+"""Up to how many arms are drawn with bands, which hide each other."""
 TITLE_LETTERS = 110
 
 Look = tuple[str, str | tuple[int, tuple[float, float]]]
@@ -177,7 +178,8 @@ def _metric_panel(
     lines = _lines({arm.name: arm.runs for arm in arms}, metric, cost=cost)
     scale, unit = _unit(costly, lines.values()) if against else (1.0, unit)
     for name, line in reversed(lines.items()):  # the reference on top
-        _draw(axes, line, styles[name], scale=scale, width=2.2 if name == arms[0].name else 1.7)
+        width = 2.2 if name == arms[0].name else 1.7
+        _draw(axes, line, styles[name], scale=scale, width=width, band=len(lines) <= BANDS)
     collapsed = False if against else _mark_collapses(axes, arms, metric, styles)
     note = "  (a cross marks a collapse)" if collapsed else ""
     text = metric + (f" against {costly}" if against else note)
