@@ -28,6 +28,7 @@ from trl_ablate import ConfigurationError
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.json_files import append_jsonl, read_object
 from trl_ablate.study.planned import Plan
+from trl_ablate.study.report import pictures
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.costs import time
 from trl_ablate.study.report.curves import Run, Series, area, collapse_step, planned_runs
@@ -377,6 +378,16 @@ def test_the_same_numbers_in_all_three(tmp_path):
     on_page = re.findall(r"[+−]?\d+\.\d{3}", re.sub(r"base64,[^\"]*|<style>.*?</style>", "",
                          page.partition("What differs")[0], flags=re.DOTALL))  # fmt: skip
     assert written == on_page and len(written) > 40
+
+
+def test_bands_are_drawn_where_they_do_not_hide_each_other(monkeypatch):
+    monkeypatch.setattr(pictures, "png_of", lambda figure: figure)
+
+    def bands(arms: int) -> int:
+        runs = [flat_run(f"arm {n}", seed, [0.1, 0.2]) for n in range(arms) for seed in (0, 1)]
+        return len(pictures.draw_curves(analyse(runs, METRIC)).axes[0].collections)
+
+    assert [bands(arms) for arms in (2, 8, 9)] == [2, 8, 0]
 
 
 def test_runs_that_began_with_different_weights_are_named():
