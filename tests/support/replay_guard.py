@@ -14,7 +14,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from trl_ablate.guard.arguments import GuardArguments
-from trl_ablate.guard.rules import replay
+from trl_ablate.guard.replaying import replay
 from trl_ablate.metrics import EVAL_REWARD, READ_BY
 from trl_ablate.study.kept_runs import kept
 from trl_ablate.study.two_part import clopper_pearson

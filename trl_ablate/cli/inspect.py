@@ -28,7 +28,7 @@ from trl_ablate.errors import ConfigurationError, nearest
 from trl_ablate.guard.arguments import GuardArguments
 from trl_ablate.guard.logs import Log, read_logs
 from trl_ablate.guard.remedies import evidence, verdict
-from trl_ablate.guard.rules import Replay, replay
+from trl_ablate.guard.replaying import Replay, replay
 from trl_ablate.metrics import ENTROPY, EVAL_REWARD, GRAD_NORM, LENGTH, REWARD
 from trl_ablate.recipe.strict import check_value, parse_yaml
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError, shortened
-from trl_ablate.guard.rules import finite
+from trl_ablate.guard.recent_steps import finite
 from trl_ablate.guard.tables import STEP_COLUMNS, Columns, Owner, owned
 from trl_ablate.metrics import translated
 from trl_ablate.run.checkpoints import step_of

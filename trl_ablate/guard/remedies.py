@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from trl_ablate.errors import ConfigurationError, shortened
 from trl_ablate.guard.logs import INNER
-from trl_ablate.guard.rules import Alert, Replay
+from trl_ablate.guard.replaying import Replay
+from trl_ablate.guard.rules import Alert
 from trl_ablate.run.json_files import read_jsonl
 from trl_ablate.run.untrusted import for_picture
 

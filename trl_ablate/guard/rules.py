@@ -14,14 +14,13 @@ rules report what has already happened.
 
 import math
 import statistics
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from trl_ablate.guard.arguments import Action, GuardArguments
+from trl_ablate.guard.recent_steps import RecentSteps, finite, least_mean, upper
 from trl_ablate.metrics import (
     ANSWER,
     ENTROPY,
@@ -31,7 +30,6 @@ from trl_ablate.metrics import (
     LENGTH_SPREAD,
     NO_VARIANCE,
     ONLY_SPECIAL,
-    READ_BY,
     REWARD,
     SAMPLING_GAP,
     WATCHED_BY_RULES,
@@ -260,130 +258,3 @@ def _nonfinite(row: Row) -> Reading:
     broken = {k: v for k, v in values.items() if v is None or not math.isfinite(v)}
     what = " and ".join(broken) or "loss"
     return Reading(NONFINITE, bool(broken), None, None, f"{what} is not a finite number")
-
-
-class Compared(NamedTuple):
-    """Values of the last steps, and of the steps before, which are at least as many."""
-
-    late: list[float]
-    usual: list[float]
-
-
-@dataclass
-class _Step:
-    """A GRPO step: its reward, and each metric's value in every optimizer step that logged one."""
-
-    reward: float
-    values: dict[str, list[float]] = field(default_factory=dict)
-
-
-class RecentSteps:
-    """The last `window` GRPO steps, up to `history` steps before them, and the best reward so far.
-
-    Args:
-        learned: share of the best reward so far that a step needs to count. Where no reward is
-            above 0 yet, every step counts.
-    """
-
-    def __init__(self, metrics: Sequence[str], window: int, history: int, learned: float):
-        self._metrics = metrics
-        self._window = window
-        self._learned = learned
-        self._steps: deque[_Step] = deque(maxlen=window + history)
-        self.best_reward = -math.inf
-
-    def see(self, row: Mapping[str, Any]) -> None:
-        """Add a logged row; a row with a reward starts a new GRPO step."""
-        reward = finite(row, "reward")
-        if reward is not None or not self._steps:
-            self._steps.append(_Step(-math.inf if reward is None else reward))
-            self.best_reward = max(self.best_reward, self._steps[-1].reward)
-        for metric in self._metrics:
-            value = finite(row, metric)
-            if value is not None and (value or metric != GRAD_NORM):  # 0: there was no gradient
-                self._steps[-1].values.setdefault(metric, []).append(value)
-
-    def count(self, metric: str) -> int:
-        """How many of these steps have logged a metric."""
-        return sum(metric in step.values for step in self._steps)
-
-    def compared(self, metric: str) -> Compared | None:
-        """None until twice as many steps as the window has have logged this metric."""
-        floor = self._learned * max(self.best_reward, 0.0)
-        steps = [
-            step.values[metric]
-            for step in self._steps
-            if metric in step.values and max(step.reward, 0.0) >= floor
-        ]
-        late, before = steps[-self._window :], steps[: -self._window]
-        if len(before) < self._window:
-            return None
-        return Compared(list(chain.from_iterable(late)), list(chain.from_iterable(before)))
-
-
-def finite(row: Mapping[str, Any], metric: str) -> float | None:
-    """The value of a metric in a row; None if it is missing or not finite."""
-    value = row.get(metric)
-    return value if value is not None and math.isfinite(value) else None
-
-
-def upper(values: Sequence[float]) -> float:
-    """The 70th percentile of the values (linear interpolation)."""
-    return statistics.quantiles(values, n=10, method="inclusive")[6]
-
-
-def least_mean(values: Sequence[float], window: int) -> float:
-    """The lowest mean of `window` consecutive values; with fewer values, the mean of all."""
-    starts = range(max(1, len(values) - window + 1))
-    return min(statistics.fmean(values[start : start + window]) for start in starts)
-
-
-@dataclass(frozen=True)
-class Replay:
-    """What the rules found in a log, and which rules could not look."""
-
-    alerts: list[Alert]
-    unread: dict[str, str]
-    """Rule -> the metric that the log lacks."""
-    short: list[str]
-    """Rules that could not have fired: they need more steps than the log has."""
-    lost: tuple[str, int] | None = None
-    """A rule that makes the compute useless, fired, and held from this step to the end."""
-
-
-def replay(rows: Sequence[Mapping[str, Any]], arguments: GuardArguments) -> Replay:
-    """All alerts of a log, in the order of its steps."""
-    guard = Guard(arguments)
-    alerts = [alert for row in rows for alert in guard.observe(row)]
-    counts = {metric: sum(metric in row for row in rows) for metric in READ_BY.values()}
-    counts[READ_BY[NONFINITE]] = sum("loss" in row or GRAD_NORM in row for row in rows)
-    needed = _rows_needed(arguments)
-    on = {rule: metric for rule, metric in READ_BY.items() if guard.action_of(rule) != "off"}
-    seen = {rule: guard.steps_with(metric) if rule in EARLY else counts[metric]
-            for rule, metric in on.items()}  # fmt: skip
-    return Replay(
-        alerts,
-        unread={rule: metric for rule, metric in on.items() if not counts[metric]},
-        short=[rule for rule, metric in on.items() if counts[metric] and seen[rule] < needed[rule]],
-        lost=_lost(guard, alerts, rows),
-    )
-
-
-def _rows_needed(arguments: GuardArguments) -> dict[str, int]:
-    """Each rule, and with how many rows it can fire at the earliest; GRPO steps of `EARLY`."""
-    window, patience = arguments.guard_window, arguments.guard_patience
-    needed = dict.fromkeys(READ_BY, 1) | dict.fromkeys(EARLY, 2 * window)
-    needed |= dict.fromkeys(("length", "entropy", "sampling", "shortcut"), window + patience)
-    needed |= {"reward": 1 + patience, "special_tokens": patience}
-    return needed | {"no_variance": arguments.guard_no_variance_steps}
-
-
-def _lost(guard: Guard, alerts: Sequence[Alert], rows: Sequence[Row]) -> tuple[str, int] | None:
-    """The first of the rules that fired and whose conditions then held to the end. Rewards without
-    variance are no loss while other terms give a gradient, or `baseline: none` does."""
-    fired = {alert.rule: alert.step for alert in alerts if alert.rule in LOSING}
-    since = {rule: guard.holds_since(rule) for rule in fired}
-    held = {rule: at for rule, at in since.items() if at is not None and at <= fired[rule]}
-    if any(row.get(GRAD_NORM) for row in rows if row["step"] >= held.get("no_variance", math.inf)):
-        del held["no_variance"]
-    return min(held.items(), key=lambda one: one[1]) if held else None

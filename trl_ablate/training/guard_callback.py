@@ -16,7 +16,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from trl_ablate.errors import ConfigurationError, nearest
 from trl_ablate.guard.arguments import GuardArguments
 from trl_ablate.guard.remedies import seconds_by_step, verdict
-from trl_ablate.guard.rules import Alert, Guard, replay
+from trl_ablate.guard.replaying import replay
+from trl_ablate.guard.rules import Alert, Guard
 from trl_ablate.metrics import GRAD_NORM, translated
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.json_files import append_jsonl

@@ -14,7 +14,7 @@ from trl_ablate.cli.inspect import bars, main
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.guard.arguments import GuardArguments
 from trl_ablate.guard.logs import read_logs
-from trl_ablate.guard.rules import replay
+from trl_ablate.guard.replaying import replay
 
 STOCK = REPOSITORY / "tests" / "data" / "stock_grpo"
 FIRED = [("reward", 4), ("no_variance", 21)]

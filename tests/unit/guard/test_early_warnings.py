@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from trl_ablate.guard.arguments import GuardArguments
-from trl_ablate.guard.rules import Guard, RecentSteps, least_mean, replay, upper
+from trl_ablate.guard.recent_steps import RecentSteps, least_mean, upper
+from trl_ablate.guard.replaying import replay
+from trl_ablate.guard.rules import Guard
 from trl_ablate.metrics import ANSWER, FORMAT, GRAD_NORM, LENGTH, LENGTH_SPREAD
 
 PUBLISHED = Path(__file__).parents[3] / "recipes" / "studies" / "published" / "collapse.csv"

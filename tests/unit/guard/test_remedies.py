@@ -13,7 +13,8 @@ from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.guard.arguments import GuardArguments
 from trl_ablate.guard.remedies import PICKS, REMEDIES, evidence, remedy, repeated, verdict
-from trl_ablate.guard.rules import Alert, replay
+from trl_ablate.guard.replaying import replay
+from trl_ablate.guard.rules import Alert
 from trl_ablate.metrics import NO_VARIANCE, READ_BY
 from trl_ablate.recipe.resolving import load_recipe
 

@@ -6,7 +6,8 @@ import pytest
 
 from trl_ablate import ConfigurationError
 from trl_ablate.guard.arguments import GuardArguments
-from trl_ablate.guard.rules import Guard, replay
+from trl_ablate.guard.replaying import replay
+from trl_ablate.guard.rules import Guard
 
 HEALTHY = {
     "loss": 0.1,
