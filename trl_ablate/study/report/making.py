@@ -186,7 +186,7 @@ def write_files(document: Document, numbers: dict, out: Path) -> list[Path]:
         (out / picture.file).write_bytes(picture.png)
     (out / "REPORT.md").write_text(write_markdown(document, clean), encoding="utf-8")
     (out / "report.html").write_text(write_page(document, clean), encoding="utf-8")
-    write_json(out / "report.json", numbers)
+    write_json(out / "report.json", numbers, indent=None)
     names = ("REPORT.md", "report.html", "report.json")
     return [out / name for name in (*names, *(picture.file for picture in document.pictures))]
 
