@@ -1,13 +1,15 @@
 """The rules on a log that is complete: what they find, and which of them cannot look. No torch."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from trl_ablate.guard.arguments import GuardArguments
-from trl_ablate.guard.rules import EARLY, LOSING, NONFINITE, Alert, Guard, Row
+from trl_ablate.guard.rules import EARLY, NONFINITE, Alert, Guard, Row
 from trl_ablate.metrics import GRAD_NORM, READ_BY
+
+LOSING = (NONFINITE, "reward", "shortcut", "special_tokens", "no_variance")
+"""Rules whose condition makes the compute useless for as long as it holds."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Replay:
     """A rule that makes the compute useless, fired, and held from this step to the end."""
 
 
-def replay(rows: Sequence[Mapping[str, Any]], arguments: GuardArguments) -> Replay:
+def replay(rows: Sequence[Row], arguments: GuardArguments) -> Replay:
     """All alerts of a log, in the order of its steps."""
     guard = Guard(arguments)
     alerts = [alert for row in rows for alert in guard.observe(row)]

@@ -39,8 +39,6 @@ Row = Mapping[str, Any]
 
 NONFINITE = "nonfinite"
 """The rule for a loss or gradient norm that is not a finite number: the weights are lost."""
-LOSING = (NONFINITE, "reward", "shortcut", "special_tokens", "no_variance")
-"""Rules whose condition makes the compute useless for as long as it holds."""
 EARLY = ("grad_norm", "spike", "length_spread")
 """Rules that compare the last GRPO steps with those before."""
 RIGHT_FORMAT, FLAT, POOR = 0.9, 0.1, 0.5

@@ -29,7 +29,9 @@ from trl_ablate.xray.xray_page import AtPoint, Xray, XrayedPoint
 
 Say = Callable[[str], object]
 REFERENCE = Verdict("reference", "it draws the rollouts", {})
-NOT_FINITE = Verdict("not finite", "the gradient of some rollout batch is infinite or NaN", {})
+NOT_FINITE = Verdict(
+    "not finite", "the gradient, or the reference's, is infinite or NaN on some rollout batch", {}
+)
 
 
 def xray(
@@ -184,7 +186,7 @@ class _Comparison:
         for name, other in self.against.items():
             figures, floor = figures_of(taken[name], taken[other]), floor_of(taken[other])
             judged = verdict_of(figures, floor, adam=adam, steps=steps[name] / steps[other])
-            if not np.isfinite(taken[name].norms_BK).all():
+            if not all(np.isfinite(taken[one].norms_BK).all() for one in (name, other)):
                 judged = NOT_FINITE
             verdict = REFERENCE if name == other else judged
             seconds = float(taken[name].seconds_B.mean())

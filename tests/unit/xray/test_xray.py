@@ -110,6 +110,8 @@ def test_a_gradient_that_is_no_number_is_not_called_zero(tiny_model, rollouts, t
     found = xray(arms, (), 2, overrides=settings, rollouts=rollouts, output=tmp_path)
     assert entry(found, arms[1])["verdict"] == "not finite"
     assert (tmp_path / "xray.png").exists()
+    found = xray(arms[::-1], (), 2, overrides=settings, rollouts=rollouts)
+    assert entry(found, arms[0])["verdict"] == "not finite"  # there is nothing to compare it with
 
 
 @pytest.mark.slow

@@ -6,12 +6,12 @@ same characters in two ways.
 """
 
 import re
-import unicodedata
+from unicodedata import normalize
 
 _BRACE = re.compile(r"\\{1,3}(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 
 _FRACTIONS = {
-    one: r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", one).split("\u2044"))
+    one: r"\frac{{{}}}{{{}}}".format(*normalize("NFKC", one).split("\u2044"))
     for one in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
 }
 _SIGNS = {
@@ -138,12 +138,8 @@ def _in_latex(text: str) -> str:
     if text.isascii():
         return text
     for mark, characters in (("^", _RAISED), ("_", _LOWERED)):
-        text = characters.sub(lambda run, mark=mark: f"{mark}{{{_plain(run.group())}}}", text)
+        text = characters.sub(lambda run, mark=mark: f"{mark}{{{normalize('NFKC', run[0])}}}", text)
     return text.translate(_UNICODE)
-
-
-def _plain(text: str) -> str:
-    return unicodedata.normalize("NFKC", text)
 
 
 def untext(text: str) -> str:

@@ -58,14 +58,14 @@ def judged_document(
 def _curves(found: Judgement, runs: Sequence[Run]) -> Iterator[Picture]:
     """Of each group whose runs have more than their final values."""
     from trl_ablate.study.report.analysis import analyse
-    from trl_ablate.study.report.pictures import draw_curves
+    from trl_ablate.study.report.pictures import about_bands, draw_curves
 
     for place, group in enumerate(found.groups):
         own = [run for run in runs if (run.group or "") == group and found.metric in run.series]
         if any(len(run.series[found.metric].steps) > 1 for run in own):
-            drawn = draw_curves(analyse(own, found.metric), unit="steps")
-            about = f"{found.metric} of {group or 'all arms'}; bands: the lowest to the highest"
-            yield Picture(f"curves{place or ''}.png", drawn, about)
+            analysis = analyse(own, found.metric)
+            about = f"{found.metric} of {group or 'all arms'}{about_bands(analysis)}"
+            yield Picture(f"curves{place or ''}.png", draw_curves(analysis, unit="steps"), about)
 
 
 def sentences(found: Judgement, runs: Sequence[Run]) -> list[str]:

@@ -46,7 +46,7 @@ from trl_ablate.study.report.effect_sections import sentences_of
 from trl_ablate.study.report.factorial import Factorial, entries_of, factorial
 from trl_ablate.study.report.foreign_runs import metric_of, read_curves
 from trl_ablate.study.report.growth import sharpening_table
-from trl_ablate.study.report.pictures import BANDS, draw_curves, sensitivity
+from trl_ablate.study.report.pictures import about_bands, draw_curves, sensitivity
 from trl_ablate.study.report.stats import Interval
 from trl_ablate.study.report.tuned import TunedRuns, at_reference, lead, split, trials_table
 from trl_ablate.study.report.verdicts import agreement, disagreement, found_of
@@ -60,7 +60,6 @@ CURVES_ABOUT = (
     "{metric} against GRPO steps, and time or tokens, gradient norm, response length and entropy; "
     "lines are means over seeds"
 )
-BANDS_ABOUT = ", bands go from the lowest to the highest seed"
 
 
 def report_study(
@@ -125,7 +124,7 @@ def _numbers(
 ) -> list[Section]:
     """The curves and the tables; a factorial study compares no arms."""
     about = CURVES_ABOUT.format(metric=analysis.metric)
-    about += BANDS_ABOUT * (len(analysis.arms) <= BANDS)
+    about += about_bands(analysis)
     curves = Picture("curves.png", draw_curves(analysis, reference), about)
     if analysis.judge == "two_part":
         tables = (sections.two_part_arms_table, sections.successes_table)

@@ -142,6 +142,11 @@ def looks(names: Sequence[str]) -> dict[str, Look]:
     return found
 
 
+def about_bands(analysis: Analysis) -> str:
+    """What the alternative text says of the bands, where there are any."""
+    return ", bands go from the lowest to the highest seed" * (len(analysis.arms) <= BANDS)
+
+
 def draw_curves(
     analysis: Analysis, published: Sequence[Run] = (), *, unit: str = "GRPO steps"
 ) -> bytes:
