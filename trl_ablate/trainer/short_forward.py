@@ -197,8 +197,9 @@ class Layer:
 
 
 def may_be_short(model: Any, inputs: dict[str, Any]) -> bool:
-    """Whether `ShortForward` computes what this model computes, and gains time: on a CPU, or a small
-    model on a GPU, with rotary positions of the usual kind, attention to all tokens, and weights in float32."""
+    """Whether `ShortForward` computes what this model computes, and gains time: on a CPU, or a
+    small model on a GPU, with rotary positions of the usual kind, attention to all tokens, and
+    weights in float32."""
     modules = list(model.modules())
     home = type(model).__module__
     own = {type(one) for one in modules} - COMMON

@@ -172,8 +172,11 @@ def draw_scales(contrasts: Sequence[Contrast]) -> bytes:
         for axes, of in zip(panels, [*here, "published, 1 to 1.5 B"], strict=True):
             axes.set_title(of, loc="left", fontsize=10, fontweight="bold")
             for row, one in enumerate(here.get(of, ())):
-                if one and one["low"] is not None:
-                    _interval(axes, row, one["low"], one["difference"], one["high"], PALETTE[0])
+                if one:
+                    _interval(
+                        axes, row, one["low"], one["difference"], one["high"], PALETTE[0],
+                        hollow=one["collapsed"][1] == 1,
+                    )  # fmt: skip
         for row, each in enumerate(contrasts):
             _draw_published(panels[-1], row, each)
         for axes in panels:
@@ -181,7 +184,10 @@ def draw_scales(contrasts: Sequence[Contrast]) -> bytes:
         labels = [for_picture(each.words, LETTERS) for each in contrasts]
         panels[0].set_yticks(range(len(contrasts)), labels, parse_math=False)
         panels[0].set_ylim(len(contrasts) - 0.5, -0.6)
-        figure.supxlabel("difference of the reward at the end; hollow: one run", fontsize=10)
+        figure.supxlabel(
+            "difference of the reward at the end; without a bar: no interval yet; hollow: one run",
+            fontsize=10,
+        )
         figure.tight_layout()
         return png_of(figure)
 

@@ -104,9 +104,20 @@ def _compared(row: Mapping, report: Mapping, studies: Path) -> Contrast:
     study, arm = row.get("small", (None, None))
     small = read_report(studies / study) if study else None
     return Contrast(
-        row["words"], report["arms"][row["arm"]], small and small["arms"][arm], published,
+        row["words"], report["arms"][row["arm"]], small and so_far(small, arm), published,
         predicts, right,
     )  # fmt: skip
+
+
+def so_far(report: Mapping, arm: str) -> Mapping[str, Any] | None:
+    """The arm's entry; before the first look, with the difference of the means of all runs. None
+    before there are runs of both."""
+    found, means = report["arms"][arm], report["details"]["means"]
+    against = report["details"]["arms"][arm]["against"]
+    if found["difference"] is not None:
+        return found
+    both = arm in means and against in means
+    return found | {"difference": means[arm] - means[against]} if both else None
 
 
 def _ends(file: Path, group: str) -> dict[str, list[tuple[float, float]]]:
