@@ -35,6 +35,8 @@ class Question:
     """What would overturn the headline; such a question stands first on the page."""
     replaced_by: str = ""
     """A study that asks the same with more runs: the answers stand in its report alone."""
+    aside: bool = False
+    """Whether it follows another answer up, for the page of more answers."""
     readme: bool = False
     worlds: dict[str, str] = field(default_factory=dict)
     """Study -> its world, for an answer that is looked for in several worlds."""

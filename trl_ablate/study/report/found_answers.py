@@ -190,8 +190,9 @@ class Found:
 
     @property
     def is_main(self) -> bool:
-        """Whether it stands first, or its study is judged in two parts."""
-        return bool(self.asked.overturned_by) or any(arm.successes for arm in self.arms)
+        """Whether it stands first, or its study is judged in two parts and follows no other up."""
+        in_two_parts = any(arm.successes for arm in self.arms)
+        return bool(self.asked.overturned_by) or in_two_parts and not self.asked.aside
 
     @property
     def is_in_words(self) -> bool:
