@@ -25,6 +25,7 @@ from trl_ablate.study.report.findings_page import (
     contrasts,
     foretold,
     right_share,
+    so_far,
 )
 from trl_ablate.study.report.found_answers import find, read_report
 from trl_ablate.study.report.making import report_study
@@ -153,6 +154,29 @@ def test_claims_are_corrected_over_the_page(written):
     line = "| −0.100 [−0.150, −0.050]{} | 20 of 32, 63 of 64 | fails more often |"
     assert line.format("") in page(0)
     assert line.format(" ‡") in page(4)
+
+
+@pytest.mark.parametrize(
+    "row, is_main",
+    [({}, True), ({"aside": True}, False), ({"aside": True, "overturned_by": "it"}, True)],
+)
+def test_a_study_in_two_parts_is_main_unless_it_follows_another_up(tmp_path, row, is_main):
+    found = arm("worse")
+    found["entry"] |= {"p_equivalent": 1.0, "successes": [[8, 8], [8, 8]]}
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "report.json").write_text(json.dumps(report({"a": found})))
+    assert find([Question(**asked(arms={"a": "it"}, **row))], tmp_path)[0].is_main == is_main
+
+
+def test_before_the_first_look_the_means_of_all_runs_are_compared():
+    entry = {"difference": None, "low": None, "high": None}
+    details = {"means": {"a": 0.5, "plain": 0.4}, "arms": {"a": {"against": "plain"},
+                                                           "b": {"against": "plain"}}}  # fmt: skip
+    early = {"arms": {"a": entry, "b": entry}, "details": details}
+    assert so_far(early, "a") == entry | {"difference": pytest.approx(0.1)}
+    assert so_far(early, "b") is None
+    decided = {"arms": {"a": entry | {"difference": 0.3}}, "details": details}
+    assert so_far(decided, "a")["difference"] == 0.3
 
 
 def test_cells_of_factorial_studies_stand_side_by_side(written):
