@@ -238,8 +238,7 @@ class ShortIfEqual:
 
     def __init__(self, model: Any, read: ModelForward, longest: int):
         self._forward: ModelForward | ShortForward = read
-        mixed = torch.is_autocast_enabled(model.device.type)
-        self._rounding = ROUNDING_MIXED if mixed else ROUNDING
+        self._rounding = ROUNDING_MIXED if torch.is_autocast_enabled("cpu") else ROUNDING
         fits = may_be_short(model, read.inputs)
         self._short = ShortForward(model, read.inputs, longest) if fits else None
 

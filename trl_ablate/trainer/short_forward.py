@@ -33,8 +33,6 @@ COMMON = frozenset((nn.Embedding, nn.Linear, nn.ModuleList, nn.SiLU))
 CACHE = ALL_CACHE_NAMES[0]
 """The cache's name among a model's inputs and outputs: transformers 5.24 has another one."""
 INPUTS = {"attention_mask", "position_ids", "logits_to_keep", CACHE, "use_cache"}
-SMALL = 500_000_000
-"""Parameters up to which a GPU waits for the calls of its kernels, and fewer calls are faster."""
 ROOM = 32
 """Columns by which a cache grows at least, when it is full."""
 
@@ -108,7 +106,7 @@ class ShortForward:
     def __init__(self, model: Any, inputs: dict[str, Any], longest: int):
         self._inner, self._head = model.model, model.lm_head
         mask_MP = inputs["attention_mask"][:, :-1].bool()
-        self._padding_MP = torch.where(mask_MP, 0.0, -torch.inf)
+        self._padding_MP = torch.zeros(mask_MP.shape).masked_fill_(~mask_MP, -torch.inf)
         """What is added to the scores of the prompts' columns."""
         self._length = mask_MP.size(1)
         """Columns of the cache."""
@@ -122,12 +120,9 @@ class ShortForward:
             table[0] for table in self._inner.rotary_emb(self._head.weight, places)
         )
 
+    @torch.autocast("cpu", enabled=False)
     def logits(self, ids_ML: torch.Tensor) -> torch.Tensor:
         """In float32, but for the products of packed weights, which may be in bfloat16."""
-        with torch.autocast(ids_ML.device.type, enabled=False):
-            return self._logits(ids_ML)
-
-    def _logits(self, ids_ML: torch.Tensor) -> torch.Tensor:
         hidden_MH = functional.embedding(ids_ML[:, -1], self._inner.embed_tokens.weight)
         cos_M1D = self._cos_LD[self._positions_M][:, None]
         sin_M1D = self._sin_LD[self._positions_M][:, None]
@@ -197,9 +192,8 @@ class Layer:
 
 
 def may_be_short(model: Any, inputs: dict[str, Any]) -> bool:
-    """Whether `ShortForward` computes what this model computes, and gains time: on a CPU, or a
-    small model on a GPU, with rotary positions of the usual kind, attention to all tokens, and
-    weights in float32."""
+    """Whether `ShortForward` computes what this model computes: on a CPU, where it was measured,
+    with rotary positions of the usual kind, attention to all tokens, and weights in float32."""
     modules = list(model.modules())
     home = type(model).__module__
     own = {type(one) for one in modules} - COMMON
@@ -212,9 +206,7 @@ def may_be_short(model: Any, inputs: dict[str, Any]) -> bool:
         and inputs["position_ids"].dim() == 2
         and not any(own_forward(one) for one in modules if one is not model)
         and not any(one._forward_hooks or one._forward_pre_hooks for one in modules)
-        and {one.dtype for one in model.parameters()} == {torch.float32}
-        and {one.device.type for one in model.parameters()} in ({"cpu"}, {"cuda"})
-        and (model.device.type == "cpu" or model.num_parameters() <= SMALL)
+        and {(one.device.type, one.dtype) for one in model.parameters()} == {("cpu", torch.float32)}
         and model.config._attn_implementation == "sdpa"
         and model.model.rotary_emb.rope_type == "default"
         and not (model.training and model.config.attention_dropout)
