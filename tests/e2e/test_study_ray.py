@@ -19,6 +19,7 @@ from tests.support.studies import (
     drive,
     kill_at_random,
     numbers,
+    starts,
     undisturbed,
     wait_for,
 )
@@ -68,6 +69,7 @@ def scratch(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", tempfile.gettempdir())  # the paths of its sockets are short
         patch.setenv("TMPDIR", str(folder))
+        patch.setenv("FAKE_STARTS", str(folder))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         yield folder
 
@@ -91,6 +93,7 @@ def test_a_node_is_killed_in_the_middle(tmp_path, nodes, scratch, calm):
     runner = drive(store, arms, "--ray_address", nodes.address)
     wait_for(lambda: len(children(scratch)) > 2, SECONDS)  # a node has two at most: both have one
     nodes.kill(0)
+    wait_for(lambda: len(children(scratch)) < 3)  # its runs end with it, if not at once
     killed.touch()
     assert runner.wait(SECONDS) == 0
     nodes.replace()
@@ -98,6 +101,21 @@ def test_a_node_is_killed_in_the_middle(tmp_path, nodes, scratch, calm):
     lost = [path.stem for path in store.path.glob("*.log") if "restarted on" in path.read_text()]
     assert lost
     assert not children(scratch) and not list(store.path.glob(".*"))
+
+
+def test_what_runs_when_the_runner_is_killed_is_not_done_again(tmp_path, nodes, scratch, calm):
+    store, killed = RunStore(tmp_path / "runs"), tmp_path / "killed"
+    arms = {name: {**arm, "pause": 0.0, "waits_for": str(killed)} for name, arm in ARMS.items()}
+    runner = drive(store, arms, "--ray_address", nodes.address)
+    wait_for(lambda: len(children(scratch)) == 4, SECONDS)
+    runner.kill()
+    runner.wait()
+    killed.touch()
+    wait_for(lambda: not children(scratch))
+    assert drive(store, arms, "--ray_address", nodes.address).wait(SECONDS) == 0
+    assert numbers(store, arms) == calm
+    started = starts(scratch)
+    assert {started[run_id] for run_id in make_plan(arms).runs()} == {1}
 
 
 @pytest.mark.long

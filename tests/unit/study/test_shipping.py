@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from packaging.requirements import Requirement
@@ -41,8 +42,9 @@ def test_cut_off_between_the_renames_the_former_run_stays_until_the_next(
     tmp_path, monkeypatch, cut
 ):
     ray = pytest.importorskip("trl_ablate.study.engines.ray")
+    monkeypatch.setattr(ray.RayProcess, "_dismiss", lambda process: None)  # there is no cluster
     one = job(tmp_path)
-    process = ray.RayProcess(object, one)
+    process = ray.RayProcess(MagicMock, one)
     process.take(("archive", archive(new="the end")))
     renames, real = [], os.replace
 
@@ -52,14 +54,13 @@ def test_cut_off_between_the_renames_the_former_run_stays_until_the_next(
             raise KeyboardInterrupt
         real(*paths)
 
-    monkeypatch.setattr(os, "replace", rename)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "replace", rename)
         process.take(0)
-    monkeypatch.undo()
     assert (where_it_stands(one.directory) / "run.json").exists()
     put_back(one.directory)
     assert [path.name for path in one.directory.iterdir()] == ["run.json"]
-    process = ray.RayProcess(object, one)
+    process = ray.RayProcess(MagicMock, one)
     process.take(("archive", archive(new="the end")))
     process.take(3)
     assert process.poll() == 3

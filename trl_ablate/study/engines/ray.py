@@ -1,31 +1,35 @@
-"""A Ray cluster: every run is a task, on any node with free resources.
+"""A Ray cluster: every run has a worker, a detached actor on any node with free resources.
 
-The driver has to be a member of the cluster (run it on the head node): tasks send their results as
-a stream, which Ray Client does not support. If the runner is killed, its tasks end, too; if the
-head is, Ray ends the runner after a minute, and the same command continues on a new head. A run
+The driver has to be a member of the cluster (run it on the head node): workers send their results
+as a stream, which Ray Client does not support. If the runner is killed, the workers go on, and the
+next runner follows them, so nothing that they finish is done again. If the head is killed, its
+workers end, and Ray ends the runner after a minute; the same command continues on a new head. A run
 whose node is lost, or breaks, is restarted on another; this does not count as a new attempt. Ray is
 an optional dependency: this module is imported only when it is chosen.
 """
 
+import hashlib
 import logging
 import os
 import shutil
 import signal
 import tarfile
 import tempfile
+import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import ray
 from ray.exceptions import (
     NodeDiedError,
     ObjectLostError,
+    RayActorError,
     RayError,
     RayTaskError,
-    TaskCancelledError,
     WorkerCrashedError,
 )
 
@@ -36,7 +40,7 @@ from trl_ablate.study.engines import SECONDS_TO_END, THREAD_VARIABLES, Job, Proc
 from trl_ablate.study.engines.shipping import Bundle, beside, copy_code, pack, short, working
 from trl_ablate.study.planned import Plan
 
-LOST = (NodeDiedError, WorkerCrashedError, ObjectLostError, RayTaskError)
+LOST = (NodeDiedError, WorkerCrashedError, RayActorError, ObjectLostError, RayTaskError)
 """Errors of a node. A training has no others: it is a process of its own, with an exit code."""
 LOSSES = 5
 """How often a run may lose its node before it counts as failed."""
@@ -44,6 +48,11 @@ PAUSE = 2.0
 """Seconds before a lost run is restarted, twice as many each time: more than Ray's minute in all,
 so that a node that breaks with its head does not use up the queue."""
 PIECE_SECONDS = 0.5
+SECONDS_TO_LEAVE = 5.0
+HOURS_KEPT = 1.0
+"""How long a worker keeps results that no runner fetches; then it frees its CPUs."""
+FOLLOWERS = 16
+"""Calls that a worker can answer at once: one for each runner that followed it and was killed."""
 PIECE_BYTES = 16 * 2**20
 CHECKED: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 """For `extractall`: nothing outside the folder. Python before 3.11.4 cannot check that."""
@@ -53,7 +62,7 @@ Piece = tuple[str, bytes] | int
 
 
 class RayEngine:
-    """Tasks of a cluster: as many at once as `--jobs` says, or as it can hold then."""
+    """Workers of a cluster: as many at once as `--jobs` says, or as it can hold then."""
 
     name, in_place = "ray", False
 
@@ -61,6 +70,7 @@ class RayEngine:
         connect(options.ray_address)
         self._needs = {"CPU": options.cpus_per_run} | ({"GPU": 1} if plan.for_gpu else {})
         self._jobs, self._checkpoints = options.jobs, options.keep_checkpoints
+        self._leaving: dict[Path, threading.Thread] = {}
         if self._jobs is None and not self._room():
             raise ConfigurationError(
                 f"no node of the Ray cluster has {self._needs}, which a run needs; add one, "
@@ -82,34 +92,50 @@ class RayEngine:
     def start(self, job: Job, slot: int) -> "RayProcess":
         cores = str(self._needs["CPU"])
         threads = {name: os.environ.get(name, cores) for name in THREAD_VARIABLES}
-        task = ray.remote(perform).options(
+        worker = ray.remote(Worker).options(
+            name=hashlib.sha256(str(job.directory.resolve()).encode()).hexdigest(),
+            namespace="trl-ablate",
+            get_if_exists=True,
+            lifetime="detached",
+            max_concurrency=FOLLOWERS,
             num_cpus=self._needs["CPU"],
             num_gpus=self._needs.get("GPU"),
-            num_returns="streaming",
-            max_retries=0,  # a stream cannot be resumed: RayProcess starts a new one
             scheduling_strategy="SPREAD",
             runtime_env={"env_vars": threads},
         )
+        if job.directory in self._leaving:  # the worker of a failed attempt has the same name
+            self._leaving[job.directory].join()
         bundle = pack(job)
-        return RayProcess(lambda: task.remote(bundle, self._checkpoints), job)
+        process = RayProcess(lambda: worker.remote(bundle, self._checkpoints), job)
+        self._leaving[job.directory] = process.leaving
+        return process
 
 
 make = RayEngine
 
 
 class RayProcess(Process):
-    """A task, and the stream of pieces that it sends: log and metrics while they grow, then the
-    whole directory, which appears complete."""
+    """A worker, and the stream of pieces that it sends: log and metrics while they grow, then the
+    whole directory, which appears complete.
 
-    def __init__(self, submit: Callable[[], Any], job: Job):
-        self._submit, self._directory = submit, RunDirectory(job.directory)
+    Args:
+        hire: returns the worker of the run: the one that an earlier runner left, or a new one.
+
+    Attributes:
+        leaving: dismisses the worker when it has sent everything. That waits for the head, and the
+            results of other workers do not wait for that.
+    """
+
+    def __init__(self, hire: Callable[[], Any], job: Job):
+        self._hire, self._directory = hire, RunDirectory(job.directory)
         self._files = {
             "log": job.log,
             "metrics": self._directory.metrics_file,
             "archive": beside(job.directory, "tar"),
         }
         self._code: int | None = None
-        self._losses, self._begins_at = 0, 0.0
+        self.leaving = threading.Thread(target=self._dismiss)
+        self._losses, self._begins_at, self._ends_at = 0, 0.0, 0.0
         self._pieces: Any = None  # while it waits for its restart
         self._begin()
 
@@ -119,7 +145,8 @@ class RayProcess(Process):
         shutil.rmtree(self._directory.path, ignore_errors=True)
         self._directory.path.mkdir(parents=True)
         self._directory.update(status="running", reason=None)
-        self._pieces = self._submit()
+        self._worker = self._hire()
+        self._pieces = self._worker.follow.options(num_returns="streaming").remote()
 
     def poll(self) -> int | None:
         if self._pieces is None and time.monotonic() >= self._begins_at:
@@ -140,8 +167,6 @@ class RayProcess(Process):
                 self._say(f"--- node lost, restarted on another: {short(loss)}")
                 self._begins_at = time.monotonic() + PAUSE * 2 ** (self._losses - 1)
                 self._pieces = None
-        except TaskCancelledError:
-            self._give_up(-signal.SIGINT, "--- cancelled")
         except (RayError, StopIteration) as error:
             self._give_up(1, f"Ray: {short(error)}")
 
@@ -157,10 +182,17 @@ class RayProcess(Process):
             tar.extractall(part, **CHECKED)
         replace_folder(self._directory.path)
         self._files["archive"].unlink()
+        self.leaving.start()
         self._code = piece
+
+    def _dismiss(self) -> None:
+        with suppress(RayError):  # it is lost, or waits for a node
+            ray.get(self._worker.leave.remote(), timeout=SECONDS_TO_LEAVE)
+        ray.kill(self._worker)
 
     def _give_up(self, code: int, reason: str) -> None:
         """The run ended without sending its directory back."""
+        self.leaving.start()
         self._say(reason)
         self._clear()
         self._code = code
@@ -175,28 +207,37 @@ class RayProcess(Process):
             log.write(f"{text}\n")
 
     def ask_to_end(self) -> None:
+        self._ends_at = time.monotonic()
         if self._code is None and self._pieces:
-            ray.cancel(self._pieces)
+            self._worker.ask_to_end.remote()
         elif self._code is None:
             self._give_up(-signal.SIGINT, "--- cancelled")
 
     def end(self, patience: float = SECONDS_TO_END) -> None:
-        """Wait, then cancel the task; the training ends with the task's worker."""
-        until = time.monotonic() + patience
-        while self.poll() is None and time.monotonic() < until:
+        """Wait, then kill the worker; the training ends with it."""
+        while self.poll() is None and time.monotonic() < self._ends_at + patience:
             time.sleep(0.1)
         if self._code is None:
-            if self._pieces:
-                ray.cancel(self._pieces, force=True)
             self._give_up(-signal.SIGKILL, "--- cancelled")
 
 
-def perform(bundle: Bundle, checkpoints: bool) -> Iterator[Piece]:
-    """Do a run in a scratch folder of this machine, and send its results back."""
-    with tempfile.TemporaryDirectory(prefix=f"{bundle.name}-") as scratch:
-        home, code = Path(scratch), Path.cwd()
-        directory = RunDirectory(home / bundle.name)
-        files = {"log": home / f"{bundle.name}.log", "metrics": directory.metrics_file}
+class Worker:
+    """Does a run in a scratch folder of its machine, and keeps the results until they are sent."""
+
+    def __init__(self, bundle: Bundle, checkpoints: bool):
+        self._scratch = tempfile.TemporaryDirectory(prefix=f"{bundle.name}-")
+        home, code, self._checkpoints = Path(self._scratch.name), Path.cwd(), checkpoints
+        self._directory = RunDirectory(home / bundle.name)
+        self._log = home / f"{bundle.name}.log"
+        self._work, self._complete = ExitStack(), threading.Event()
+        # Ray blocks Ctrl-C while it creates an actor; the training would inherit that
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        self._process = self._work.enter_context(working(bundle, home, code=code, cwd=code))
+        threading.Thread(target=self._stay, daemon=True).start()
+
+    def follow(self) -> Iterator[Piece]:
+        """Everything that the run has written and writes; its exit code when that is complete."""
+        files = {"log": self._log, "metrics": self._directory.metrics_file}
         sent = dict.fromkeys(files, 0)
 
         def added() -> Iterator[Piece]:
@@ -207,21 +248,44 @@ def perform(bundle: Bundle, checkpoints: bool) -> Iterator[Piece]:
                 if data:
                     yield kind, data
 
-        with working(bundle, home, code=code, cwd=code) as process:
-            while process.poll() is None:
-                time.sleep(PIECE_SECONDS)
-                yield from added()
+        while not self._complete.wait(PIECE_SECONDS):
+            yield from added()
         yield from added()
-        archive = home / "archive.tar"
-        with tarfile.open(archive, "w") as tar:
-            for path in sorted(directory.path.rglob("*")):
-                name = path.relative_to(directory.path)
-                if path.is_file() and (checkpoints or not name.parts[0].startswith("checkpoint")):
-                    tar.add(path, str(name))
-        with archive.open("rb") as file:
-            while data := file.read(PIECE_BYTES):
+        with tempfile.TemporaryFile() as archive:
+            self._pack(archive)
+            archive.seek(0)
+            while data := archive.read(PIECE_BYTES):
                 yield "archive", data
-        yield process.wait()
+        yield self._process.wait()
+
+    def _pack(self, archive: IO[bytes]) -> None:
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            for path in sorted(self._directory.path.rglob("*")):
+                name = path.relative_to(self._directory.path)
+                wanted = self._checkpoints or not name.parts[0].startswith("checkpoint")
+                if path.is_file() and wanted:
+                    tar.add(path, str(name))
+
+    def ask_to_end(self) -> None:
+        self._process.ask_to_end()
+
+    def leave(self) -> None:
+        """End the run if it still runs, and delete the scratch folder."""
+        if not self._complete.is_set():
+            self._process.end(patience=0)
+            self._complete.wait()
+        self._scratch.cleanup()
+
+    def _stay(self) -> None:
+        """Wait for the training, then for a runner."""
+        try:
+            self._process.wait()
+            self._work.close()
+        finally:
+            self._complete.set()
+        time.sleep(HOURS_KEPT * 3600)
+        self.leave()
+        os._exit(0)
 
 
 def connect(address: str | None) -> None:
