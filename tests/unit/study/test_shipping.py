@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 from packaging.requirements import Requirement
@@ -42,10 +41,10 @@ def test_cut_off_between_the_renames_the_former_run_stays_until_the_next(
     tmp_path, monkeypatch, cut
 ):
     ray = pytest.importorskip("trl_ablate.study.engines.ray")
-    monkeypatch.setattr(ray.RayProcess, "_dismiss", lambda process: None)  # there is no cluster
     one = job(tmp_path)
-    process = ray.RayProcess(MagicMock, one)
-    process.take(("archive", archive(new="the end")))
+    results = ray.Results(one)
+    results.begin()
+    results.take(("archive", archive(new="the end")))
     renames, real = [], os.replace
 
     def rename(*paths):
@@ -56,14 +55,14 @@ def test_cut_off_between_the_renames_the_former_run_stays_until_the_next(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(os, "replace", rename)
-        process.take(0)
+        results.take(0)
     assert (where_it_stands(one.directory) / "run.json").exists()
     put_back(one.directory)
     assert [path.name for path in one.directory.iterdir()] == ["run.json"]
-    process = ray.RayProcess(MagicMock, one)
-    process.take(("archive", archive(new="the end")))
-    process.take(3)
-    assert process.poll() == 3
+    results = ray.Results(one)
+    results.begin()
+    results.take(("archive", archive(new="the end")))
+    assert results.take(3) == 3
     assert [path.name for path in one.directory.parent.iterdir()] == ["run"]
     assert (one.directory / "new").read_text() == "the end"
 

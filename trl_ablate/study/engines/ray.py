@@ -70,7 +70,6 @@ class RayEngine:
         connect(options.ray_address)
         self._needs = {"CPU": options.cpus_per_run} | ({"GPU": 1} if plan.for_gpu else {})
         self._jobs, self._checkpoints = options.jobs, options.keep_checkpoints
-        self._leaving: dict[Path, threading.Thread] = {}
         if self._jobs is None and not self._room():
             raise ConfigurationError(
                 f"no node of the Ray cluster has {self._needs}, which a run needs; add one, "
@@ -103,122 +102,135 @@ class RayEngine:
             scheduling_strategy="SPREAD",
             runtime_env={"env_vars": threads},
         )
-        if job.directory in self._leaving:  # the worker of a failed attempt has the same name
-            self._leaving[job.directory].join()
         bundle = pack(job)
-        process = RayProcess(lambda: worker.remote(bundle, self._checkpoints), job)
-        self._leaving[job.directory] = process.leaving
-        return process
+        return RayProcess(lambda: worker.remote(bundle, self._checkpoints), job)
 
 
 make = RayEngine
 
 
 class RayProcess(Process):
-    """A worker, and the stream of pieces that it sends: log and metrics while they grow, then the
-    whole directory, which appears complete.
+    """A worker, and a thread that takes what it sends. The runner may wait for a head that is lost;
+    what workers finish meanwhile still arrives.
 
     Args:
         hire: returns the worker of the run: the one that an earlier runner left, or a new one.
-
-    Attributes:
-        leaving: dismisses the worker when it has sent everything. That waits for the head, and the
-            results of other workers do not wait for that.
     """
 
     def __init__(self, hire: Callable[[], Any], job: Job):
-        self._hire, self._directory = hire, RunDirectory(job.directory)
+        self._hire, self._results = hire, Results(job)
+        self._worker: Any = None
+        self._code: int | None = None
+        self._error: BaseException | None = None
+        self._is_to_end = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def poll(self) -> int | None:
+        if self._error:
+            raise self._error
+        return self._code
+
+    def ask_to_end(self) -> None:
+        self._is_to_end.set()
+        if self._worker:
+            self._worker.ask_to_end.remote()
+
+    def end(self, patience: float = SECONDS_TO_END) -> None:
+        """Wait, then kill the worker; the training ends with it."""
+        self._thread.join(patience)
+        if self._thread.is_alive() and self._worker:
+            ray.kill(self._worker)
+            self._thread.join(SECONDS_TO_LEAVE)
+
+    def _follow(self) -> None:
+        try:
+            self._code = self._perform()
+        except BaseException as error:
+            self._error = error
+
+    def _perform(self) -> int:
+        """The exit code of the run, which lost nodes do not end."""
+        losses = 0
+        while not self._is_to_end.wait(PAUSE * 2 ** (losses - 1) if losses else 0):
+            try:
+                return self._of_one_worker()
+            except LOST as loss:
+                losses += 1
+                if losses > LOSSES:
+                    return self._give_up(1, f"lost {losses} times: {short(loss)}")
+                self._results.say(f"--- node lost, restarted on another: {short(loss)}")
+            except RayError as error:
+                return self._give_up(1, f"Ray: {short(error)}")
+        return self._give_up(-signal.SIGKILL, "--- cancelled")
+
+    def _of_one_worker(self) -> int:
+        self._results.begin()
+        self._worker = self._hire()
+        pieces = self._worker.follow.options(num_returns="streaming").remote()
+        if self._is_to_end.is_set():
+            self._worker.ask_to_end.remote()
+        codes = (self._results.take(ray.get(piece)) for piece in pieces)
+        code = next(code for code in codes if code is not None)
+        self._dismiss()
+        return code
+
+    def _dismiss(self) -> None:
+        """The next attempt's worker has the same name, so that this one has to be gone."""
+        if self._worker:
+            with suppress(RayError):  # it is lost, or waits for a node
+                ray.get(self._worker.leave.remote(), timeout=SECONDS_TO_LEAVE)
+            ray.kill(self._worker)
+
+    def _give_up(self, code: int, reason: str) -> int:
+        """The run ended without sending its directory back."""
+        self._dismiss()
+        self._results.say(reason)
+        self._results.clear()
+        return code
+
+
+class Results:
+    """The files of a run: log and metrics grow, the whole directory appears complete."""
+
+    def __init__(self, job: Job):
+        self._directory = RunDirectory(job.directory)
         self._files = {
             "log": job.log,
             "metrics": self._directory.metrics_file,
             "archive": beside(job.directory, "tar"),
         }
-        self._code: int | None = None
-        self.leaving = threading.Thread(target=self._dismiss)
-        self._losses, self._begins_at, self._ends_at = 0, 0.0, 0.0
-        self._pieces: Any = None  # while it waits for its restart
-        self._begin()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Start with an empty directory; files of an earlier attempt are deleted."""
-        self._clear()
+        self.clear()
         shutil.rmtree(self._directory.path, ignore_errors=True)
         self._directory.path.mkdir(parents=True)
         self._directory.update(status="running", reason=None)
-        self._worker = self._hire()
-        self._pieces = self._worker.follow.options(num_returns="streaming").remote()
 
-    def poll(self) -> int | None:
-        if self._pieces is None and time.monotonic() >= self._begins_at:
-            self._begin()
-        while self._pieces and self._code is None and ray.wait([self._pieces], timeout=0)[0]:
-            self._receive()
-        return self._code
-
-    def _receive(self) -> None:
-        try:
-            piece: Any = ray.get(next(self._pieces))
-            self.take(piece)
-        except LOST as loss:
-            self._losses += 1
-            if self._losses > LOSSES:
-                self._give_up(1, f"lost {self._losses} times: {short(loss)}")
-            else:
-                self._say(f"--- node lost, restarted on another: {short(loss)}")
-                self._begins_at = time.monotonic() + PAUSE * 2 ** (self._losses - 1)
-                self._pieces = None
-        except (RayError, StopIteration) as error:
-            self._give_up(1, f"Ray: {short(error)}")
-
-    def take(self, piece: Piece) -> None:
+    def take(self, piece: Piece) -> int | None:
+        """The exit code, if that is the piece: then all files are there."""
         if isinstance(piece, tuple):
             kind, data = piece
             with self._files[kind].open("ab") as file:
                 file.write(data)
-            return
+            return None
         part = part_of(self._directory.path)
         part.mkdir(exist_ok=True)  # a run that wrote nothing has an empty archive
         with tarfile.open(self._files["archive"]) as tar:
             tar.extractall(part, **CHECKED)
         replace_folder(self._directory.path)
         self._files["archive"].unlink()
-        self.leaving.start()
-        self._code = piece
+        return piece
 
-    def _dismiss(self) -> None:
-        with suppress(RayError):  # it is lost, or waits for a node
-            ray.get(self._worker.leave.remote(), timeout=SECONDS_TO_LEAVE)
-        ray.kill(self._worker)
-
-    def _give_up(self, code: int, reason: str) -> None:
-        """The run ended without sending its directory back."""
-        self.leaving.start()
-        self._say(reason)
-        self._clear()
-        self._code = code
-
-    def _clear(self) -> None:
+    def clear(self) -> None:
         """Delete incomplete files beside the directory."""
         put_back(self._directory.path)
         self._files["archive"].unlink(missing_ok=True)
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
         with self._files["log"].open("a", encoding="utf-8") as log:
             log.write(f"{text}\n")
-
-    def ask_to_end(self) -> None:
-        self._ends_at = time.monotonic()
-        if self._code is None and self._pieces:
-            self._worker.ask_to_end.remote()
-        elif self._code is None:
-            self._give_up(-signal.SIGINT, "--- cancelled")
-
-    def end(self, patience: float = SECONDS_TO_END) -> None:
-        """Wait, then kill the worker; the training ends with it."""
-        while self.poll() is None and time.monotonic() < self._ends_at + patience:
-            time.sleep(0.1)
-        if self._code is None:
-            self._give_up(-signal.SIGKILL, "--- cancelled")
 
 
 class Worker:
