@@ -133,7 +133,7 @@ class ArmFound:
         if self.kind == Verdict.COLLAPSE:
             return f"{self.words} collapses, {self.difference}"
         disagree = " (two tests disagree)" * bool(self.details.get("disagreement"))
-        return f"{self.words} is {self.kind}{disagree}, {self.difference}"
+        return f"{self.words} is {self.kind}{disagree}, {self.difference} ({self.runs})"
 
     @property
     def expected(self) -> str:
@@ -214,14 +214,6 @@ class Found:
         """The reason for the headline."""
         why = self.asked.why.get(self.headline.kind, "") if self.headline else ""
         return f" {why}" if why else ""
-
-    @property
-    def seeds(self) -> str:
-        if self.effects and self.report:
-            return f"{self.report['details']['runs']} runs"
-        counts = sorted({arm.numbers["pairs"] for arm in self.arms})
-        ends = dict.fromkeys([counts[0], counts[-1]]) if counts else ()
-        return " to ".join(map(str, ends)) or NOTHING
 
     @property
     def in_brief(self) -> str:
