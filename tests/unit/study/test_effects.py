@@ -184,11 +184,9 @@ def test_a_model_that_does_not_fit_is_noticed():
                          + rng.normal()) for c in cells for s in range(5)],
             dict.fromkeys("ABC", 2),
         )  # fmt: skip
-        p = fit.misfit_p()
-        assert p is not None
-        return p
+        return fit.threes()["A", "B", "C"]
 
     assert np.mean([p_of(4.0) < 0.05 for _ in range(100)]) > 0.8
-    assert filtration(lambda high: True).misfit_p() is None  # no cell is repeated
+    assert filtration(lambda high: True).threes() == {}  # no cell is repeated
     calm = np.mean([p_of(0.0) < 0.05 for _ in range(SIMULATED)])
     assert abs(calm - 0.05) < SAMPLING_ERROR

@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 
-from trl_ablate.study.factors import alias_lines, relation_text
+from trl_ablate.study.factors import alias_lines, product_text, relation_text
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.analysis import Analysis
 from trl_ablate.study.report.document import Block, Columns, Items, Section, Text, table
 from trl_ablate.study.report.effects import Effect, Estimate, Level
 from trl_ablate.study.report.factorial import Factorial
 from trl_ablate.study.report.numbers import NOTHING, p_value, p_words, signed, within
-from trl_ablate.study.report.stats import ALPHA
 from trl_ablate.study.report.verdicts import caveats
 from trl_ablate.study.verdict import Verdict
 
@@ -132,7 +131,12 @@ def _interaction(effect: Effect, found: Factorial) -> str:
     first, second = effect.term
     orders = ((first, second), (second, first))
     tried = (kind(a, b, found) for kind in (_crossing, _seen_at_one) for a, b in orders)
-    return (next(filter(None, tried), None) or _more(first, second, found)) + numbers
+    words = next(filter(None, tried), None) or _more(first, second, found)
+    for names, p in found.threes.items():
+        if {first[0], second[0]} < {*names}:
+            (third,) = {*names} - {first[0], second[0]}
+            words = f"{words[:-1]} (a mean over {third}, on which this depends; {p_words(p)})."
+    return words + numbers
 
 
 def _crossing(term: Level, other: Level, found: Factorial) -> str | None:
@@ -220,13 +224,11 @@ def _remarks(found: Factorial) -> list[str]:
         "estimated about this level."
         for level in found.fit.unseen
     ]
-    misfit = found.fit.misfit_p()
-    if misfit is not None and misfit < ALPHA:
-        notes.append(
-            "Cells differ by more than main effects and two-way interactions explain ("
-            f"{p_words(misfit)}): settings also act in threes, or runs spread more in some cells. "
-            "Compare the cells themselves."
-        )
+    notes += [
+        f"{product_text(names)} also act in threes ({p_words(p)}, corrected): compare the cells "
+        "themselves."
+        for names, p in found.threes.items()
+    ]
     return notes
 
 

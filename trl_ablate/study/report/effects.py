@@ -22,7 +22,7 @@ Verdicts rest on p-values with Holm's correction over the same m estimates.
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 from scipy import special
@@ -133,19 +133,24 @@ class Fit:
         weights = {term: self._code(term[0], level[1]) for term in mains}
         return float(self._vector(weights, 1.0 / self._blocks) @ self._beta)
 
-    def misfit_p(self) -> float | None:
-        """p-value of the F test of three-way and higher interactions: the spread between cells that
-        the model leaves, against the spread within cells. None without repeated cells."""
+    def threes(self) -> dict[tuple[str, ...], float]:
+        """Three factors -> the p-value, corrected by Holm's method, of the F test that they act in
+        threes, against the spread within cells. None of them without repeated cells."""
         cells = _indicators([tuple(sorted(o.levels.items())) for o in self._observations])
         full = np.column_stack([self._x[:, : self._blocks], cells])
-        rank = int(np.linalg.matrix_rank(full))
-        pure_degrees = len(self._y) - rank
-        extra = self.degrees - pure_degrees
+        degrees = len(self._y) - int(np.linalg.matrix_rank(full))
         pure = _residual_squares(full, self._y)
-        if extra < 1 or pure_degrees < 1 or pure <= TOLERANCE * self._scale:
-            return None
-        ratio = ((self._squares - pure) / extra) / (pure / pure_degrees)
-        return float(special.fdtrc(extra, pure_degrees, max(0.0, ratio)))
+        if degrees < 1 or pure <= TOLERANCE * self._scale:
+            return {}
+        found = {}
+        for names in combinations(self._levels, 3):
+            others = ([(name, level) for level in self._levels[name][1:]] for name in names)
+            x = np.column_stack([self._x, *map(self._column, product(*others))])
+            if (more := int(np.linalg.matrix_rank(x)) - self._x.shape[1]) > 0:
+                explained = max(0.0, self._squares - _residual_squares(x, self._y))
+                ratio = explained / more / (pure / degrees)
+                found[names] = float(special.fdtrc(more, degrees, ratio))
+        return dict(zip(found, holm(list(found.values())), strict=True))
 
     def _seen(self, name: str, count: int) -> list[int]:
         seen = {each.levels[name] for each in self._observations}

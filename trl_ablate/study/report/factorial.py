@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,15 @@ class Factorial:
 
     @property
     def averages_mislead(self) -> bool:
-        """Whether a run collapsed, or cells differ in ways that the model has not or in spread."""
-        misfit = self.fit.misfit_p() if self.fit else None
+        """Whether a run collapsed, settings act in threes, or cells differ in spread."""
         spread = spread_p([values for values in self.outcomes.values() if len(values) > 2])
-        return bool(self.collapsed) or any(p is not None and p < ALPHA for p in (misfit, spread))
+        return bool(self.collapsed or self.threes) or spread is not None and spread < ALPHA
+
+    @cached_property
+    def threes(self) -> dict[tuple[str, ...], float]:
+        """Factors that act in threes, and the corrected p-value."""
+        found = self.fit.threes() if self.fit else {}
+        return {names: p for names, p in found.items() if p < ALPHA}
 
     def by_cell(self, effect: Effect) -> bool:
         """Whether a main effect is said cell by cell: its average misleads or has no meaning."""
