@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import integrate, stats
 
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.study.kept_runs import kept
@@ -32,7 +32,7 @@ def curves(study: str, *, trials: bool) -> dict[str, list[np.ndarray]]:
 
 def last_third(curve: np.ndarray) -> float:
     steps, values = curve[:, curve[0] > 40]
-    return np.trapezoid(values, steps) / (steps[-1] - steps[0])
+    return integrate.trapezoid(values, steps) / (steps[-1] - steps[0])
 
 
 @pytest.mark.parametrize(
