@@ -124,6 +124,17 @@ def test_operations_by_hand():
     assert passes == [3, 4, 2]
 
 
+def test_training_moves_weights_and_gradients_in_every_microbatch():
+    # bfloat16: weights read in 3 passes, 2 bytes each; gradients written, and read, added, written
+    fast = replace(CARD, flops=1e30)
+    once = {"rollouts": 8, "microbatch": 4, "weights": "bfloat16"}
+    found = of_tiny(card=fast, **once).seconds["training"]["forward and backward"]
+    assert found == pytest.approx(2 * 328 * (3 * 2 + 2 + 3 * 2) / 1e6)
+    # float32: cast for each pass that reads them, 6 bytes more
+    found = of_tiny(card=fast, **{**once, "weights": "float32"}).seconds["training"]
+    assert found["forward and backward"] == pytest.approx(2 * 328 * (3 * 2 + 6 + 2 + 3 * 4) / 1e6)
+
+
 def test_communication_by_hand():
     # gradients in float32, summed: each card sends 2·½ of 4·328 bytes once, at 1e6 bytes a second
     assert of_tiny(gpus=2).communication(10) == pytest.approx(4 * 328 / 1e6)

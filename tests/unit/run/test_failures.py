@@ -7,10 +7,11 @@ from multiprocessing import synchronize
 
 import pytest
 import requests
+import torch
 
 from trl_ablate.errors import RewardError
 from trl_ablate.run.directory import MARK, RESERVE, RunDirectory, claimed
-from trl_ablate.run.failures import message_of
+from trl_ablate.run.failures import is_divergence, message_of
 
 FULL = OSError(errno.ENOSPC, "No space left on device", "runs/a/metrics.jsonl")
 
@@ -46,6 +47,12 @@ class EngineDeadError(Exception):
 def test_known_trouble_is_one_sentence(error, said):
     assert said in str(message_of(error))
     assert "\n" not in str(message_of(error))
+
+
+def test_sampling_from_broken_weights_is_a_divergence():
+    with pytest.raises(RuntimeError) as raised:
+        torch.multinomial(torch.tensor([torch.nan, 1.0]), 1)
+    assert is_divergence(raised.value) and not is_divergence(RuntimeError("else"))
 
 
 def test_a_lock_that_finds_no_shared_memory_is_told_from_a_full_disk():
