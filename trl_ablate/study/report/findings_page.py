@@ -218,8 +218,7 @@ def with_section(readme: str, section: str) -> str:
 
 def answered_arms(found: Sequence[Found]) -> list[ArmFound]:
     """The arms of the answers that are sentences, and are not replaced."""
-    rows = [row for row in found if row.is_in_words and not row.asked.replaced_by]
-    return [arm for row in rows for arm in row.arms]
+    return [arm for row in answers(found) if row.is_in_words for arm in row.arms]
 
 
 def _xrays(found: Sequence[Found]) -> dict[str, list[int]]:
