@@ -10,9 +10,10 @@ there are several reward functions, and `signed_and_clipped` after it.
 from math import comb
 
 import torch
+from torch import Tensor
 
 
-def weighted_reward(rewards_NF: torch.Tensor, weights_F: torch.Tensor) -> torch.Tensor:
+def weighted_reward(rewards_NF: Tensor, weights_F: Tensor) -> Tensor:
     """Weighted sum over the reward functions: `(N, F)`, `(F,)` -> `(N,)`.
 
     A function that did not grade a completion (NaN) adds nothing to its sum. The sum is NaN if no
@@ -23,17 +24,17 @@ def weighted_reward(rewards_NF: torch.Tensor, weights_F: torch.Tensor) -> torch.
 
 
 def compute_advantages(
-    rewards_N: torch.Tensor,
+    rewards_N: Tensor,
     num_generations: int,
     *,
     baseline: str = "group_mean",
     scale: str = "group",
     eps: float = 1e-4,
-    tokens_N: torch.Tensor | None = None,
-    shaping_N: torch.Tensor | None = None,
-    penalty_N: torch.Tensor | None = None,
+    tokens_N: Tensor | None = None,
+    shaping_N: Tensor | None = None,
+    penalty_N: Tensor | None = None,
     best_of: int | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Advantage of each completion relative to its group or batch.
 
     Args:
@@ -119,9 +120,7 @@ def compute_advantages(
     return torch.nan_to_num(advantages_PG, nan=0.0).reshape(-1)
 
 
-def hard_group_weight(
-    rewards_N: torch.Tensor, num_generations: int, exponent: float
-) -> torch.Tensor:
+def hard_group_weight(rewards_N: Tensor, num_generations: int, exponent: float) -> Tensor:
     """(1 - p)^exponent of each completion's group, `(N,)`, with p the mean of its graded rewards.
 
     For rewards of 0 and 1, p is the pass rate, and this is the focal weight of F-GRPO
@@ -133,12 +132,12 @@ def hard_group_weight(
 
 
 def signed_and_clipped(
-    advantages_N: torch.Tensor,
+    advantages_N: Tensor,
     *,
     positive_weight: float = 1.0,
     negative_weight: float = 1.0,
     clip: float | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Clip advantages to `-clip` … `clip`, then multiply them by the weight of their sign: `(N,)`.
 
     Weights 1 and no clip leave the bits as they are. An advantage of 0 stays 0.
@@ -148,7 +147,7 @@ def signed_and_clipped(
     return advantages_N * torch.where(advantages_N > 0, positive_weight, negative_weight)
 
 
-def overlong_penalty(lengths_N: torch.Tensor, longest: int, share: float) -> torch.Tensor:
+def overlong_penalty(lengths_N: Tensor, longest: int, share: float) -> Tensor:
     """DAPO's soft overlong punishment with its sign changed, `(N,)`, from 0 to 1.
 
     With L = `longest` and C = `share` · L: 0 up to L - C tokens, then (|o| - (L - C)) / C, and 1
@@ -158,19 +157,15 @@ def overlong_penalty(lengths_N: torch.Tensor, longest: int, share: float) -> tor
     return ((lengths_N - (longest - grows_over)) / grows_over).clamp(0, 1)
 
 
-def has_variance(rewards_N: torch.Tensor, num_generations: int) -> torch.Tensor:
+def has_variance(rewards_N: Tensor, num_generations: int) -> Tensor:
     """`(P,)`: whether a group has two graded completions with different rewards."""
     low, high = _range(rewards_N.reshape(-1, num_generations), (1,))
     return (low < high).squeeze(1)
 
 
 def _divisor(
-    rewards_PG: torch.Tensor,
-    centred_PG: torch.Tensor,
-    tokens_N: torch.Tensor,
-    scale: str,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    rewards_PG: Tensor, centred_PG: Tensor, tokens_N: Tensor, scale: str, eps: float
+) -> tuple[Tensor, Tensor]:
     """The divisor of each advantage, and where it is defined; both broadcastable to `(P, G)`."""
     if scale == "group_mean":
         mean_P1 = _mean(rewards_PG, (1,))
@@ -195,7 +190,7 @@ def _dim(scope: str) -> tuple[int, ...]:
     )
 
 
-def _baseline(rewards_PG: torch.Tensor, baseline: str, tokens_N: torch.Tensor) -> torch.Tensor:
+def _baseline(rewards_PG: Tensor, baseline: str, tokens_N: Tensor) -> Tensor:
     """The value to subtract from each reward, broadcastable to `(P, G)`."""
     if baseline == "none":
         return torch.zeros_like(rewards_PG)
@@ -218,8 +213,8 @@ def _baseline(rewards_PG: torch.Tensor, baseline: str, tokens_N: torch.Tensor) -
 
 
 def _centred(
-    rewards_PG: torch.Tensor, baseline: str, tokens_N: torch.Tensor, best_of: int | None = None
-) -> torch.Tensor:
+    rewards_PG: Tensor, baseline: str, tokens_N: Tensor, best_of: int | None = None
+) -> Tensor:
     """r - b: `(P, G)`."""
     if baseline == "best_of_others":
         return _lead_over_others(rewards_PG, best_of)
@@ -228,7 +223,7 @@ def _centred(
     return rewards_PG - _baseline(rewards_PG, baseline, tokens_N)
 
 
-def _lead_over_others(rewards_PG: torch.Tensor, best_of: int | None) -> torch.Tensor:
+def _lead_over_others(rewards_PG: Tensor, best_of: int | None) -> Tensor:
     """Mean of max(0, r - best of k - 1 others) over all choices of the others: `(P, G)`.
 
     Let s_1 … s_n be the sorted graded rewards of the group. The best of the others is s_j, with r
@@ -248,7 +243,7 @@ def _lead_over_others(rewards_PG: torch.Tensor, best_of: int | None) -> torch.Te
     return leads_PG.masked_fill(torch.isnan(rewards_PG), torch.nan)
 
 
-def _token_mean(rewards_PG: torch.Tensor, tokens_PG: torch.Tensor) -> torch.Tensor:
+def _token_mean(rewards_PG: Tensor, tokens_PG: Tensor) -> Tensor:
     """Σ(tokens · r) / Σ tokens of each group, `(P, 1)`. The mean of equal rewards is exactly that
     reward; without tokens, there is none (NaN)."""
     low, high = _range(rewards_PG, (1,))
@@ -257,26 +252,26 @@ def _token_mean(rewards_PG: torch.Tensor, tokens_PG: torch.Tensor) -> torch.Tens
     return torch.where(low == high, low, weighted_P1 / tokens_PG.sum(dim=1, keepdim=True))
 
 
-def _within_equals(shaping_PG: torch.Tensor, rewards_PG: torch.Tensor) -> torch.Tensor:
+def _within_equals(shaping_PG: Tensor, rewards_PG: Tensor) -> Tensor:
     """The second reward minus its mean over the group's completions with the same first reward."""
     equal_PGG = (rewards_PG.unsqueeze(2) == rewards_PG.unsqueeze(1)).to(shaping_PG)
     sums_PG = (equal_PGG * shaping_PG.unsqueeze(1)).sum(dim=2)
     return shaping_PG - sums_PG / equal_PGG.sum(dim=2)
 
 
-def _mean(rewards_PG: torch.Tensor, dim: tuple[int, ...]) -> torch.Tensor:
+def _mean(rewards_PG: Tensor, dim: tuple[int, ...]) -> Tensor:
     """Mean over the graded entries. The mean of equal rewards is exactly that reward."""
     low, high = _range(rewards_PG, dim)
     return torch.where(low == high, low, torch.nanmean(rewards_PG, dim=dim, keepdim=True))
 
 
-def _of_tokens(values_PG: torch.Tensor, tokens_N: torch.Tensor) -> torch.Tensor:
+def _of_tokens(values_PG: Tensor, tokens_N: Tensor) -> Tensor:
     """`(1, T + 1)`: the value of each token of the batch, and a NaN, so that T may be 0."""
     values_T = values_PG.flatten().repeat_interleave(tokens_N)
     return torch.nn.functional.pad(values_T, (0, 1), value=torch.nan).unsqueeze(0)
 
 
-def _mean_of_others(rewards_PG: torch.Tensor) -> torch.Tensor:
+def _mean_of_others(rewards_PG: Tensor) -> Tensor:
     """Mean over the other graded entries of the group; NaN if there are none.
 
     The formula is r_i + G'/(G'-1) · (mean - r_i), where G' of the G entries are graded. It gives
@@ -286,7 +281,7 @@ def _mean_of_others(rewards_PG: torch.Tensor) -> torch.Tensor:
     return rewards_PG + (_mean(rewards_PG, dim=(1,)) - rewards_PG) * graded / (graded - 1)
 
 
-def _std(rewards_PG: torch.Tensor, dim: tuple[int, ...]) -> torch.Tensor:
+def _std(rewards_PG: Tensor, dim: tuple[int, ...]) -> Tensor:
     """Unbiased standard deviation over the graded entries; NaN if fewer than two are graded.
 
     The order of operations is the same as in TRL, so the advantages are bit-equal to TRL's.
@@ -296,7 +291,7 @@ def _std(rewards_PG: torch.Tensor, dim: tuple[int, ...]) -> torch.Tensor:
     return torch.sqrt(variance * (graded / (graded - 1)))
 
 
-def _range(rewards_PG: torch.Tensor, dim: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+def _range(rewards_PG: Tensor, dim: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Smallest and largest graded reward; (inf, -inf) if none is graded."""
     ungraded = torch.isnan(rewards_PG)
     return (

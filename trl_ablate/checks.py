@@ -1,9 +1,7 @@
 """Refuses settings of an `AblationConfig` that contradict each other, each with one sentence.
 
-And the metric that decides which model is the best, if evaluation computes no loss: transformers
-uses one for `load_best_model_at_end`, for `save_strategy` 'best' and for the learning rate
-schedulers that wait for a plateau; its default is the loss. `config` is an `AblationConfig`, which
-`config.py` defines from these checks.
+And the metric that decides which model is the best, where transformers takes the loss: for
+`load_best_model_at_end`, `save_strategy` 'best', and learning rates that wait for a plateau.
 """
 
 from collections.abc import Mapping
@@ -14,29 +12,19 @@ from trl_ablate.estimates import MAIN
 from trl_ablate.settings import Range, check_range
 
 COUNTS = (
-    "num_generations",
-    "num_generations_eval",
-    "num_iterations",
-    "generation_batch_size",
-    "steps_per_generation",
-    "gradient_accumulation_steps",
-    "per_device_train_batch_size",
+    "num_generations", "num_generations_eval", "num_iterations", "generation_batch_size",
+    "steps_per_generation", "gradient_accumulation_steps", "per_device_train_batch_size",
     "per_device_eval_batch_size",
-)
+)  # fmt: skip
 """Settings that have to be positive: batches are divided by them."""
 
 CHANGE_THE_DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Arguments of generation that change how tokens are sampled."""
 
 OF_THE_SUM = {
-    "group_filter": "none",
-    "outcome_gate": None,
-    "hard_group_exponent": 0.0,
-    "reward_noise": 0.0,
-    "placebo": None,
-    "overlong_penalty": 0.0,
-    "kl_in": "loss",
-}
+    "group_filter": "none", "outcome_gate": None, "hard_group_exponent": 0.0, "reward_noise": 0.0,
+    "placebo": None, "overlong_penalty": 0.0, "kl_in": "loss",
+}  # fmt: skip
 """Switches that act on the sum of the rewards, and their values that change nothing."""
 
 ONE_SEQUENCE = {"num_return_sequences": 1, "n": 1, "return_dict_in_generate": False}
@@ -81,12 +69,8 @@ def check_switches(config: Any) -> None:
             "raise one of them",
         ),
     )
-    if config.multi_objective_aggregation == "normalize_then_sum":
-        _check_own_normalisation(config)
-
-
-def _check_own_normalisation(config: Any) -> None:
-    """`normalize_then_sum` is TRL's own way from rewards to advantages."""
+    if config.multi_objective_aggregation != "normalize_then_sum":
+        return
     values = {name: getattr(config, name) for name in OF_THE_SUM}
     given = [f"{name} {value}" for name, value in values.items() if value != OF_THE_SUM[name]]
     _refuse(
@@ -131,6 +115,11 @@ def check_generation(config: Any) -> None:
     longest = config.max_completion_length
     engine = config.vllm_max_model_length if config.use_vllm else None
     given: Any = config.generation_kwargs or {}
+    # Without vLLM, the log-probabilities of a sampler that differs are computed from its weights
+    known = config.sampler_differs and not config.use_vllm
+    changed = [f"{name} in generation_kwargs" for name in CHANGE_THE_DISTRIBUTION if name in given]
+    if config.repetition_penalty != 1.0:
+        changed.append(f"repetition_penalty {config.repetition_penalty}")
     _refuse(
         (
             isinstance(config.stop, str) or "" in (config.stop or ()),
@@ -173,24 +162,12 @@ def check_generation(config: Any) -> None:
             "a seed in generation_kwargs would give every completion of a group the same "
             "tokens; remove it and use --seed",
         ),
-    )
-    if config.sampler_differs and not config.use_vllm:
-        _check_known_sampler(config, given)
-
-
-def _check_known_sampler(config: Any, given: Mapping[str, Any]) -> None:
-    """Without vLLM, the log-probabilities of a sampler that differs are computed from its weights,
-    temperature, top_p, top_k and min_p alone."""
-    others = [f"{name} in generation_kwargs" for name in CHANGE_THE_DISTRIBUTION if name in given]
-    if config.repetition_penalty != 1.0:
-        others.append(f"repetition_penalty {config.repetition_penalty}")
-    _refuse(
         (
-            others,
-            f"{' and '.join(others)} changes the sampling distribution, whose log-probabilities "
+            known and changed,
+            f"{' and '.join(changed)} changes the sampling distribution, whose log-probabilities "
             "rollout_staleness, sampler_dtype and correct_truncation need; remove it, or use the "
             "settings temperature, top_p, top_k and min_p",
-        )
+        ),
     )
 
 

@@ -23,13 +23,9 @@ from trl_ablate.settings import check_choices, check_ranges
 from trl_ablate.switches import LossType, Switches
 
 RIDES_ON: dict[str, LossType] = {
-    "mean": "grpo",
-    "constant": "dr_grpo",
-    "microbatch": "dr_grpo",
-    "token": "dapo",
-    "nonzero": "dapo",
-    "prompt": "dapo",
-}
+    "mean": "grpo", "constant": "dr_grpo", "microbatch": "dr_grpo",
+    "token": "dapo", "nonzero": "dapo", "prompt": "dapo",
+}  # fmt: skip
 """Length norm -> the loss type of TRL that it is built on."""
 
 PROMPT_LOSS_TYPES = ("dapo", "cispo", "vespo")
@@ -45,10 +41,7 @@ COMPILED_MULTIPLE = 64
 @dataclass
 class AblationConfig(Switches, GRPOConfig):
     """`GRPOConfig` with the choices that README lists as switches; `help` explains each field.
-
-    Two of TRL's own arguments have another unit: `eval_steps` and `save_steps` count rollout
-    batches, not optimizer steps. It is the same if each batch is used for one optimizer step.
-    """
+    `eval_steps` and `save_steps` count rollout batches; in TRL they count optimizer steps."""
 
     def __post_init__(self):
         if isinstance(self.scale_rewards, bool):  # TRL's older type of it
@@ -69,11 +62,8 @@ class AblationConfig(Switches, GRPOConfig):
 
     @property
     def optimizer_steps_per_rollout(self) -> int:
-        """Optimizer steps on one rollout batch: iterations × rollout batch / optimizer batch.
-
-        1 when on-policy, if several rollout batches share an optimizer step, and if the quotient
-        is not a whole number.
-        """
+        """Optimizer steps on one rollout batch: iterations × rollout batch / optimizer batch; 1 if
+        several rollout batches share an optimizer step, or the quotient is not a whole number."""
         microbatches = self.steps_per_generation * self.num_iterations
         whole, rest = divmod(microbatches, self.gradient_accumulation_steps)
         return 1 if rest else whole
@@ -98,22 +88,15 @@ class AblationConfig(Switches, GRPOConfig):
     @property
     def on_policy(self) -> bool:
         """Whether the policy that is updated is always the one that sampled: all ratios are 1."""
-        return (
-            self.gradient_accumulation_steps % (self.steps_per_generation * self.num_iterations)
-            == 0
-        )
+        return self.grpo_steps_per_optimizer_step.denominator == 1
 
     @property
     def saves_a_forward(self) -> bool:
-        """Whether the importance correction uses the training's own forward pass.
-
-        This needs one optimizer step per rollout batch, so that the updated policy is the one that
-        sampled.
-        """
+        """Whether the importance correction uses the training's own forward pass, which needs that
+        the updated policy is the one that sampled."""
         corrected = self.use_vllm and self.vllm_importance_sampling_correction
-        if self.corrects_without_engine:
-            return self.on_policy
-        return self.reuse_forward and corrected and self.on_policy
+        wanted = self.corrects_without_engine or (self.reuse_forward and corrected)
+        return wanted and self.on_policy
 
     @property
     def exchanges_weights(self) -> bool:
@@ -122,7 +105,6 @@ class AblationConfig(Switches, GRPOConfig):
 
     @property
     def truncates(self) -> bool:
-        """Whether the sampler leaves out some tokens."""
         return self.top_p < 1 or (self.top_k or 0) > 0 or (self.min_p or 0) > 0
 
     @property
@@ -147,11 +129,8 @@ class AblationConfig(Switches, GRPOConfig):
 
     @property
     def regrouped_together(self) -> int:
-        """How many consecutive microbatches are regrouped by length together; 1 if none.
-
-        To keep its gradient, an optimizer step has to include the whole group. If neither the
-        rollout batch nor the optimizer step divides the other, some step has only part of a group.
-        """
+        """How many consecutive microbatches are regrouped by length together; 1 if none. To keep
+        its gradient, an optimizer step has to include the whole group."""
         steps: Any = self.steps_per_generation
         smaller, larger = sorted((steps, self.gradient_accumulation_steps))
         whole = larger % smaller == 0
@@ -160,7 +139,7 @@ class AblationConfig(Switches, GRPOConfig):
     @property
     def rows_are_independent(self) -> bool:
         """Whether a row's share of the gradient is the same in any microbatch of its step."""
-        over_the_microbatch = (
+        return not (
             self.length_norm == "microbatch"
             or self.loss_type == "bnpo"
             or self.top_entropy_quantile < 1.0
@@ -168,7 +147,6 @@ class AblationConfig(Switches, GRPOConfig):
             or self.use_adaptive_entropy
             or self.covariance_kl != 0.0
         )
-        return not over_the_microbatch
 
     def _derive_loss_type(self):
         derived = RIDES_ON[self.length_norm] if self.length_norm else None
@@ -203,11 +181,8 @@ class AblationConfig(Switches, GRPOConfig):
 
 
 def own_config(args: Any, model: Any) -> AblationConfig:
-    """`args`, or without them an `AblationConfig` with the output_dir of TRL's default.
-
-    A `GRPOConfig` is refused, not converted: it does not record which of its values were given and
-    which were derived, and it counts `eval_steps` and `save_steps` in optimizer steps.
-    """
+    """`args`, or without them an `AblationConfig` with the output_dir of TRL's default. A
+    `GRPOConfig` is refused: it does not record which of its values were given and which derived."""
     if args is None:
         from trl.trainer.utils import get_config_model_id  # slow to import
 

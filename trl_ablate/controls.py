@@ -7,9 +7,10 @@ reward functions, NaN where a completion is ungraded.
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 
-def flipped(rewards_NF: torch.Tensor, draws_N: Sequence[float], probability: float) -> torch.Tensor:
+def flipped(rewards_NF: Tensor, draws_N: Sequence[float], probability: float) -> Tensor:
     """Rewards in which 0 and 1 are exchanged in the completions whose draw is below `probability`.
 
     `draws_N` are uniform in [0, 1). One draw decides for all reward functions of a completion.
@@ -22,9 +23,7 @@ def flipped(rewards_NF: torch.Tensor, draws_N: Sequence[float], probability: flo
     return torch.where(drawn_N.unsqueeze(1) & binary_NF, 1 - rewards_NF, rewards_NF)
 
 
-def placebo_reward(
-    kind: str, draws_N: Sequence[float], lengths_N: torch.Tensor, longest: int
-) -> torch.Tensor:
+def placebo_reward(kind: str, draws_N: Sequence[float], lengths_N: Tensor, longest: int) -> Tensor:
     """A reward `(N,)` that does not depend on the answer. No completion is ungraded.
 
     `random`: 1 with probability 1/2, otherwise 0. `length`: the completion's length as a share of

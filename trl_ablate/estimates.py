@@ -7,7 +7,7 @@ out: a prompt is estimated from its graded samples, and skipped if it has too fe
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError
@@ -18,26 +18,18 @@ GRADED = ("reward", "format_reward", "answer_reward")
 FULL_MARK = 1.0
 """An `answer_reward` of at least this is a success (shipped: 0 if wrong, 1 or 2 if right)."""
 
-
 TRL_METRICS = (
-    "reward_std",
-    NO_VARIANCE,
-    "num_tokens",
+    *("reward_std", NO_VARIANCE, "num_tokens", "completions/clipped_ratio"),
     *(f"completions/{which}_length" for which in ("mean", "min", "max")),
     *(f"completions/{which}_terminated_length" for which in ("mean", "min", "max")),
-    "completions/clipped_ratio",
-    "runtime",
-    "samples_per_second",
-    "steps_per_second",
+    *("runtime", "samples_per_second", "steps_per_second"),
 )
 """The metrics of TRL's evaluation whose names do not depend on reward functions or tools."""
-
 GROUP = "group"
 """Key of a row's group: the value that its question has in the column `eval_by`."""
 MOST_GROUPS = 50
 WHOLE_SET_ONLY = ("mean_length", "truncated", "ungraded")
 """Metrics that groups do not have, as they do not measure answers."""
-
 MAIN = ""
 """Key of the main evaluation set: its metric names contain no set name."""
 
@@ -57,17 +49,14 @@ def metric_names(samples: int, keys: Iterable[str] = (), *, one_shot: bool = Tru
 
 
 def summary(rows: Sequence[Row], samples: int = 1) -> dict[str, float]:
-    """The metrics of an evaluation: the mean over prompts of each `per_prompt` number.
-
-    Includes `reward_stderr`. A metric that no prompt has is left out.
-    """
+    """The metrics of an evaluation: the mean over prompts of each `per_prompt` number, if any has
+    it, and `reward_stderr`."""
     values = per_prompt(rows, samples)
     means = {name: sum(values_P) / len(values_P) for name, values_P in values.items() if values_P}
     return {**means, "reward_stderr": standard_error(values["reward"])}
 
 
 def standard_errors(rows: Sequence[Row], samples: int = 1) -> dict[str, float]:
-    """The standard error of each mean in `summary`."""
     values = per_prompt(rows, samples)
     return {name: standard_error(values_P) for name, values_P in values.items() if values_P}
 
@@ -92,24 +81,24 @@ def by_group(rows: Sequence[Row], samples: int, column: str | None) -> dict[str,
 
 
 def per_prompt(rows: Sequence[Row], samples: int) -> dict[str, list[float]]:
-    """The numbers of each prompt. The `samples` rows of one prompt are adjacent.
-
-    `reward`, `format_reward` and `answer_reward` are means over the graded samples, `mean_length`
-    and `truncated` over all samples; `ungraded` is a share. With several samples also `avg@n` and
-    `pass@k`.
-    """
+    """The numbers of each prompt, whose `samples` rows are adjacent: the rewards, as means over its
+    graded samples, `avg@n` and `pass@k` of several samples, and means over all samples."""
     prompts = [rows[start : start + samples] for start in range(0, len(rows), samples)]
-    graded = {
-        name: prompt_means([[row.get(name) for row in prompt] for prompt in prompts])
-        for name in GRADED
-    }
+
+    def means(value: Callable[[Row], float | None]) -> list[float]:
+        """Of each prompt over its graded samples; prompts without graded samples are left out."""
+        graded_P = [
+            [one for row in prompt if (one := value(row)) is not None] for prompt in prompts
+        ]
+        return [sum(prompt) / len(prompt) for prompt in graded_P if prompt]
+
     rates = success_rates([list(map(success, prompt)) for prompt in prompts])
     return {
-        **graded,
+        **{name: means(lambda row, name=name: row.get(name)) for name in GRADED},
         **(rates if samples > 1 else {}),
-        "mean_length": prompt_means([[row["length"] for row in prompt] for prompt in prompts]),
-        "truncated": prompt_means([[row["truncated"] for row in prompt] for prompt in prompts]),
-        "ungraded": prompt_means([[row["reward"] is None for row in one] for one in prompts]),
+        "mean_length": means(lambda row: row["length"]),
+        "truncated": means(lambda row: row["truncated"]),
+        "ungraded": means(lambda row: row["reward"] is None),
     }
 
 
@@ -130,10 +119,8 @@ def pass_rates(rows: Sequence[Row], samples: int = 1) -> list[dict[str, Any]]:
 
 
 def success(row: Row) -> bool | None:
-    """Whether `answer_reward` is a full mark; in rows without it, whether `reward` is above 0.
-
-    None if the row is ungraded.
-    """
+    """Whether `answer_reward` is a full mark; in rows without it, whether `reward` is above 0. None
+    if the row is ungraded."""
     if "answer_reward" in row:
         mark = row["answer_reward"]
         return None if mark is None else mark >= FULL_MARK
@@ -141,10 +128,8 @@ def success(row: Row) -> bool | None:
 
 
 def success_rates(successes_PN: Sequence[Sequence[bool | None]]) -> dict[str, list[float]]:
-    """`avg@n` and `pass@k` of each prompt, for k = n and every power of two below n.
-
-    A prompt with fewer than k graded samples has no `pass@k`. `avg@n` equals `pass@1`.
-    """
+    """`avg@n` and `pass@k` of each prompt, for k = n and every power of two below n. A prompt with
+    fewer than k graded samples has no `pass@k`. `avg@n` equals `pass@1`."""
     samples = max(map(len, successes_PN))
     graded_P = [[one for one in prompt if one is not None] for prompt in successes_PN]
     rates = {
@@ -160,19 +145,10 @@ def passes(samples: int) -> list[int]:
 
 
 def pass_at(k: int, samples: int, successes: int) -> float:
-    """Unbiased probability of a success among k of the samples, drawn without replacement.
-
-    1 - C(n - c, k) / C(n, k) with n samples and c successes; k is at most n. (Chen et al. 2021,
-    arXiv:2107.03374)
-    """
+    """Unbiased probability of a success among k of the samples, drawn without replacement:
+    1 - C(n - c, k) / C(n, k) with n ≥ k samples and c successes (arXiv:2107.03374)."""
     subsets = math.comb(samples, k)
     return (subsets - math.comb(samples - successes, k)) / subsets
-
-
-def prompt_means(values_PN: Sequence[Sequence[float | None]]) -> list[float]:
-    """Mean of each prompt over its graded samples; prompts without graded samples are left out."""
-    graded_P = [[value for value in prompt if value is not None] for prompt in values_PN]
-    return [sum(prompt) / len(prompt) for prompt in graded_P if prompt]
 
 
 def standard_error(means_P: Sequence[float]) -> float:
@@ -185,17 +161,14 @@ def standard_error(means_P: Sequence[float]) -> float:
 
 
 def reward_metrics(
-    rewards: Mapping[str, Sequence[float | None]],
-    totals: Sequence[float | None],
-    samples: int,
+    rewards: Mapping[str, Sequence[float | None]], totals: Sequence[float | None], samples: int
 ) -> dict[str, float | None]:
-    """TRL's metrics of the rewards of a set, under TRL's names.
+    """TRL's metrics of the rewards of a set, by TRL's names: mean and standard deviation (ddof 1)
+    of each reward function over the completions it graded, None if there are too few; the deviation
+    of the weighted sums `totals`, and the share of questions whose samples all have the same sum.
 
-    For each reward function: mean and standard deviation (ddof 1) over the completions it graded.
-    For the weighted sums `totals`: their deviation, and the share of questions whose samples all
-    have the same sum. A value is None if too few completions are graded. With one sample per
-    question, that share is 1, as in TRL; with several, a question with fewer than two graded
-    samples does not count as equal.
+    With one sample per question, that share is 1, as in TRL; with several, a question with fewer
+    than two graded samples does not count as equal.
     """
     found: dict[str, float | None] = {}
     for name, values in rewards.items():
@@ -218,13 +191,8 @@ def deviation(values: Sequence[float | None]) -> float | None:
 
 
 def merged(calls: Sequence[Mapping[str, float]], counts: Sequence[int]) -> dict[str, float | None]:
-    """Combine the metrics of several calls into those of all completions: means weighted by
-    `counts`.
-
-    `tools/failure_frequency` is a share of tool calls, so its weight is the number of tool calls;
-    that of `style/S_reward` and `style/S_length` is the number of completions in style S.
-    A call in which a metric is missing or NaN is left out; None if no call has the metric.
-    """
+    """The metrics of several calls as those of all completions: means over what they are means of.
+    A call in which a metric is missing or NaN is left out; None if no call has the metric."""
     found: dict[str, float | None] = {}
     for name in dict.fromkeys(name for call in calls for name in call):
         known = [
@@ -240,7 +208,8 @@ def merged(calls: Sequence[Mapping[str, float]], counts: Sequence[int]) -> dict[
 
 
 def _per_row(name: str, call: Mapping[str, float]) -> float:
-    """How many of what the metric is a mean over there are per completion."""
+    """How many of what the metric is a mean over there are per completion: tool calls of
+    `tools/failure_frequency`, and for `style/S_reward` and `_length` completions in style S."""
     if name == "tools/failure_frequency":
         return call["tools/call_frequency"]
     style = name.removesuffix("_reward").removesuffix("_length")

@@ -7,6 +7,7 @@ compute the statistics that the trainer logs with it.
 import math
 
 import torch
+from torch import Tensor
 
 NO_CLIP = 1e30
 """An epsilon so large that `clip(r, 1 - eps, 1 + eps) = r`, yet finite: TRL's clamp stays exact."""
@@ -17,12 +18,12 @@ and the difference is larger for a sum over a thousand tokens than for one token
 
 
 def loss_denominator(
-    mask_NT: torch.Tensor,
+    mask_NT: Tensor,
     length_norm: str,
     *,
     constant: float | None = None,
     num_items: float | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """The divisor of the summed loss of the response tokens.
 
     With `loss_NT` the loss of each token, the loss of a microbatch of N sequences is
@@ -56,9 +57,7 @@ def loss_denominator(
     raise ValueError(f"length_norm is '{length_norm}'; allowed: mean, constant, microbatch, token")
 
 
-def ratio_sums(
-    ratio_NT: torch.Tensor, changed_NT: torch.Tensor, mask_NT: torch.Tensor
-) -> torch.Tensor:
+def ratio_sums(ratio_NT: Tensor, changed_NT: Tensor, mask_NT: Tensor) -> Tensor:
     """Sum of the ratios, number of changed tokens and number of tokens: `(3,)`, additive over rows.
 
     Shapes: ratio and changed `(N, T)`, or `(N, 1)` for whole sequences; mask `(N, T)`. Values at
@@ -70,12 +69,12 @@ def ratio_sums(
 
 
 def changed_by_clipping(
-    ratio_NT: torch.Tensor,
-    advantages_N1: torch.Tensor,
+    ratio_NT: Tensor,
+    advantages_N1: Tensor,
     epsilon_low: float,
     epsilon_high: float,
     delta: float | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """True where the gradient of `min(min(r, delta)·A, clip(r)·A)` differs from that of `r·A`.
 
     This is where the smaller of the two terms is at a bound: r above `1 + epsilon_high` with A > 0,
@@ -89,35 +88,28 @@ def changed_by_clipping(
     return (taken_NT != ratio_NT) & (advantages_N1 != 0)
 
 
-def changed_by_cispo(
-    ratio_NT: torch.Tensor, advantages_N1: torch.Tensor, epsilon_high: float
-) -> torch.Tensor:
+def changed_by_cispo(ratio_NT: Tensor, advantages_N1: Tensor, epsilon_high: float) -> Tensor:
     """True where CISPO's weight `min(r, epsilon_high)` differs from r. Only tokens with A > 0
     count, as in TRL's `cispo_clip_ratio`."""
     return (ratio_NT > epsilon_high) & (advantages_N1 > 0)
 
 
-def changed_by_weight(weight_NT: torch.Tensor, advantages_N1: torch.Tensor) -> torch.Tensor:
+def changed_by_weight(weight_NT: Tensor, advantages_N1: Tensor) -> Tensor:
     """True where A is not 0 and `weight` differs from 1 by more than `SAME_WEIGHT`; the token's
     gradient is `weight` times that of `r·A`."""
     return ((weight_NT - 1).abs() > SAME_WEIGHT) & (advantages_N1 != 0)
 
 
 def sapo_weight(
-    ratio_NT: torch.Tensor,
-    advantages_N1: torch.Tensor,
-    temperature_pos: float,
-    temperature_neg: float,
-) -> torch.Tensor:
+    ratio_NT: Tensor, advantages_N1: Tensor, temperature_pos: float, temperature_neg: float
+) -> Tensor:
     """Derivative of SAPO's `4/τ · sigmoid(τ(r - 1))` by r: `4·s·(1 - s)`. It is 1 at r = 1."""
     temperature_N1 = torch.where(advantages_N1 > 0, temperature_pos, temperature_neg)
     gate_NT = torch.sigmoid(temperature_N1 * (ratio_NT - 1))
     return 4 * gate_NT * (1 - gate_NT)
 
 
-def kl_to_reference(
-    logps_NT: torch.Tensor, ref_logps_NT: torch.Tensor, estimator: str = "k3"
-) -> torch.Tensor:
+def kl_to_reference(logps_NT: Tensor, ref_logps_NT: Tensor, estimator: str = "k3") -> Tensor:
     """Estimate of KL(π, π_ref) at each token, `(N, T)`, with d = log π_ref - log π.
 
     `k1`: -d. `k2`: d²/2. `k3`: e^d - d - 1, as in TRL. Over tokens drawn from π, k1 and k3 have the
@@ -137,8 +129,8 @@ def kl_to_reference(
 
 
 def highest_covariance(
-    logps_NT: torch.Tensor, advantages_N1: torch.Tensor, mask_NT: torch.Tensor, share: float
-) -> torch.Tensor:
+    logps_NT: Tensor, advantages_N1: Tensor, mask_NT: Tensor, share: float
+) -> Tensor:
     """True at the `share` of the response tokens, rounded down but at least one, with the largest
     (A - mean A)(log π - mean log π): `(N, T)`.
 
@@ -155,7 +147,7 @@ def highest_covariance(
     return chosen.view_as(mask_NT)
 
 
-def prompt_weights(tokens_PG: torch.Tensor, kept_P: torch.Tensor) -> torch.Tensor:
+def prompt_weights(tokens_PG: Tensor, kept_P: Tensor) -> Tensor:
     """Factor of the loss of each group's rows, `(P,)`, that turns the mean over the batch's tokens
     into a mean over groups of the mean over a group's tokens.
 
@@ -168,11 +160,8 @@ def prompt_weights(tokens_PG: torch.Tensor, kept_P: torch.Tensor) -> torch.Tenso
 
 
 def clipped_log_ratio(
-    log_ratio_NT: torch.Tensor,
-    advantages_N1: torch.Tensor,
-    epsilon_low: float,
-    epsilon_high: float,
-) -> torch.Tensor:
+    log_ratio_NT: Tensor, advantages_N1: Tensor, epsilon_low: float, epsilon_high: float
+) -> Tensor:
     """The log ratio of each token, held at log(1 + ε') where A > 0 and at log(1 - ε) where A ≤ 0.
 
     This is the pessimistic clip of `min(rA, clip(r)A)` on each token: where A > 0 only large ratios
@@ -186,12 +175,12 @@ def clipped_log_ratio(
 
 
 def probability_moved(
-    logps_NT: torch.Tensor,
-    before_NT: torch.Tensor,
-    advantages_N1: torch.Tensor,
+    logps_NT: Tensor,
+    before_NT: Tensor,
+    advantages_N1: Tensor,
     epsilon_low: float,
     epsilon_high: float,
-) -> torch.Tensor:
+) -> Tensor:
     """True where a token's probability has already moved far in the direction of A: `(N, T)`.
 
     With Δ the probability now minus the one before: Δ > ε' where A > 0, Δ < -ε where A < 0. Such
@@ -204,11 +193,8 @@ def probability_moved(
 
 
 def one_sided_weight(
-    logps_NT: torch.Tensor,
-    old_logps_NT: torch.Tensor,
-    mask_NT: torch.Tensor,
-    advantages_N1: torch.Tensor,
-) -> torch.Tensor:
+    logps_NT: Tensor, old_logps_NT: Tensor, mask_NT: Tensor, advantages_N1: Tensor
+) -> Tensor:
     """min(π/π_old of the whole response, 1) where A < 0, and 1 elsewhere: `(N, 1)`.
 
     With it, the objective A log π is TOPR's (https://arxiv.org/abs/2503.14286): a wrong response
@@ -219,16 +205,12 @@ def one_sided_weight(
     return torch.where(advantages_N1 < 0, weight_N1, 1.0)
 
 
-def token_ratio(
-    logps_NT: torch.Tensor, old_logps_NT: torch.Tensor, mask_NT: torch.Tensor
-) -> torch.Tensor:
+def token_ratio(logps_NT: Tensor, old_logps_NT: Tensor, mask_NT: Tensor) -> Tensor:
     """π/π_old of each response token, `(N, T)`; always 1 at padding."""
     return torch.exp((logps_NT - old_logps_NT).masked_fill(mask_NT == 0, 0.0))
 
 
-def sequence_log_ratio(
-    logps_NT: torch.Tensor, old_logps_NT: torch.Tensor, mask_NT: torch.Tensor
-) -> torch.Tensor:
+def sequence_log_ratio(logps_NT: Tensor, old_logps_NT: Tensor, mask_NT: Tensor) -> Tensor:
     """Mean log ratio over the tokens of each response, `(N, 1)`; 0 for an empty response.
 
     Values at padding are ignored, NaN included.
@@ -238,8 +220,8 @@ def sequence_log_ratio(
 
 
 def within_sampler_gap(
-    logps_NT: torch.Tensor, sampling_logps_NT: torch.Tensor, mask_NT: torch.Tensor, limit: float
-) -> torch.Tensor:
+    logps_NT: Tensor, sampling_logps_NT: Tensor, mask_NT: Tensor, limit: float
+) -> Tensor:
     """True where |mean over the response of log π - log μ| is at most `limit`: `(N, 1)`.
 
     The mean is the log of the geometric mean of the ratios: unlike their product, it does not grow
@@ -251,13 +233,13 @@ def within_sampler_gap(
 
 
 def importance_ratio(
-    logps_NT: torch.Tensor,
-    sampling_logps_NT: torch.Tensor,
-    mask_NT: torch.Tensor,
+    logps_NT: Tensor,
+    sampling_logps_NT: Tensor,
+    mask_NT: Tensor,
     mode: str,
     low: float | None = None,
     high: float | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Probability of a token or completion under the trainer, divided by that under the engine.
 
     Let d = log π (trainer) - log μ (engine) at the response tokens. `token_*`: r = exp(d) of each
@@ -278,7 +260,7 @@ def importance_ratio(
     return ratio.masked_fill((ratio < low) | (ratio > high), 0.0)
 
 
-def ratio_means(sums_3: torch.Tensor) -> dict[str, float]:
+def ratio_means(sums_3: Tensor) -> dict[str, float]:
     """Mean ratio and clipped share from `ratio_sums`; without tokens, ratio 1 and share 0."""
     ratios, clipped, tokens = sums_3.tolist()
     if tokens == 0:

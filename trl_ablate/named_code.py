@@ -1,8 +1,8 @@
 """Code that a recipe names: `reward.py:score`, or `my_package.rewards.score`. No torch.
 
-Naming code in a recipe executes it, with all rights of the user: the file is imported when the
-recipe is trained, evaluated or checked (not when it is only resolved). So a recipe of a stranger
-is read like a program of a stranger. Data sets and models cannot name code here.
+It is executed with all rights of the user when the recipe is trained, evaluated or checked (not
+when it is only resolved): a recipe of a stranger is a program of a stranger. Data sets and models
+cannot name code here.
 """
 
 import asyncio
@@ -68,11 +68,8 @@ def load_code(place: CodePlace, what: str) -> Any:
         raise _not_imported(place, what, error) from error
     if hasattr(module, place.name):
         return getattr(module, place.name)
-    there = sorted(
-        name
-        for name, one in vars(module).items()
-        if callable(one) and one.__module__ == module.__name__
-    )
+    found = vars(module).items()
+    there = sorted(n for n, one in found if callable(one) and one.__module__ == module.__name__)
     meant = nearest(place.name, there) or "; name one of these"
     raise ConfigurationError(
         f"{what}: {place.module} has no '{place.name}'; it has "

@@ -35,8 +35,6 @@ Kind = Literal["own", "trl", "code", "model"]
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """One entry of `reward_funcs`."""
-
     path: str
     weight: float = 1.0
     kwargs: Mapping[str, Any] = field(default_factory=dict)

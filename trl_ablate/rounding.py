@@ -1,6 +1,7 @@
 """Weights rounded to a smaller type and back: what a sampler with that type would compute with."""
 
 import torch
+from torch import Tensor
 
 LARGEST_FLOAT8 = 448.0
 """The largest finite value of float8_e4m3fn."""
@@ -8,7 +9,7 @@ LARGEST_INT8 = 127.0
 BY_CONVERSION = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def rounded(weight: torch.Tensor, dtype: str) -> torch.Tensor:
+def rounded(weight: Tensor, dtype: str) -> Tensor:
     """The nearest values that `dtype` can hold, in the type and shape of `weight`.
 
     `bfloat16`, `float16`: by conversion; values above float16's range become infinite.

@@ -42,13 +42,9 @@ class Range:
     def __str__(self) -> str:
         if self.most is None and self.below is None and self.above is None:
             return f"{self.least} or more"
-        ends = [
-            (self.least, "at least"),
-            (self.above, "more than"),
-            (self.most, "at most"),
-            (self.below, "less than"),
-        ]
-        return " and ".join(f"{word} {end}" for end, word in ends if end is not None)
+        ends = {"at least": self.least, "more than": self.above, "at most": self.most}
+        ends["less than"] = self.below
+        return " and ".join(f"{word} {end}" for word, end in ends.items() if end is not None)
 
 
 class Metadata(dict):
@@ -67,13 +63,10 @@ def setting(default: Any, text: str, role: Role | tuple[Role, ...] = (), **limit
 
 def names_with(group: type, *roles: Role) -> tuple[str, ...]:
     """The fields of a dataclass that have one of the roles."""
-    return tuple(
-        one.name for one in fields(group) if not set(roles).isdisjoint(one.metadata["roles"])
-    )
+    return tuple(one.name for one in fields(group) if {*roles} & {*one.metadata["roles"]})
 
 
 def check_ranges(group: Any) -> None:
-    """Refuse a number in a field of a dataclass that is out of the field's range."""
     for one in fields(group):
         if "range" in one.metadata:
             check_range(one.name, getattr(group, one.name), one.metadata["range"])
@@ -90,19 +83,14 @@ def check_choices(group: Any, kind: type) -> None:
     for name, hint in kind.__annotations__.items():
         allowed, value = choices(hint), getattr(group, name)
         if allowed and value not in allowed:
-            raise ConfigurationError(
-                f"{name} is {value!r}; allowed: {', '.join(map(str, allowed))}"
-            )
+            shown = ", ".join(map(str, allowed))
+            raise ConfigurationError(f"{name} is {value!r}; allowed: {shown}")
 
 
 def choices(hint) -> tuple:
     """The values that a `Literal`, or its union with None, allows; empty for any other type."""
-    if hint is None or hint is type(None):
-        return ()
     parts = get_args(hint)
-    if not parts:
-        return ()
-    if all(not isinstance(part, type) and not get_args(part) for part in parts):
+    if parts and all(not isinstance(part, type) and not get_args(part) for part in parts):
         return parts
     literals = [value for part in parts for value in choices(part)]
     return (*literals, None) if literals and type(None) in parts else tuple(literals)

@@ -14,16 +14,9 @@ from trl_ablate.settings import Role, names_with, setting
 from trl_ablate.task import TaskArguments
 
 Baseline = Literal[
-    "group_mean",
-    "none",
-    "leave_one_out",
-    "batch_mean",
-    "token_mean",
-    "group_then_batch",
-    "group_token_mean",
-    "best_of_others",
-    "half",
-]
+    "group_mean", "none", "leave_one_out", "batch_mean", "token_mean", "group_then_batch",
+    "group_token_mean", "best_of_others", "half",
+]  # fmt: skip
 Scale = Literal["group", "batch", "none", "group_mean", "advantage_std", "token_std"]
 Surrogate = Literal["clip", "no_clip", "reinforce", "geometric", "probability", "one_sided"]
 LengthNorm = Literal["mean", "constant", "microbatch", "token", "nonzero", "prompt"]
@@ -344,6 +337,5 @@ OF_TRL: dict[Role, tuple[str, ...]] = {
 
 
 def named(*roles: Role) -> tuple[str, ...]:
-    """The settings that have one of the roles."""
     ours = (*names_with(TaskArguments, *roles), *names_with(Switches, *roles))
     return (*ours, *(name for role in roles for name in OF_TRL.get(role, ())))

@@ -6,13 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.prompts.templates import (
-    TEMPLATES,
-    PromptStyle,
-    TemplateName,
-    get_template,
-    is_own,
-)
+from trl_ablate.prompts.templates import TEMPLATES, PromptStyle, TemplateName, get_template, is_own
 from trl_ablate.reward_specs import (
     GYM,
     GYM_REWARD,
@@ -25,13 +19,13 @@ from trl_ablate.settings import check_ranges, names_with, setting
 
 EVAL_SET_KEYS = {
     **{key: key for key in ("dataset", "dataset_config", "gym", "filter", "levels", "subjects")},
-    "split": "eval_split",
-    "size": "eval_size",
+    **{"split": "eval_split", "size": "eval_size"},
     **{key: key for key in ("question_column", "answer_column", "prompt_column")},
     **{key: key for key in ("reward", "reward_funcs")},
 }
 """Keys of an entry of `eval_sets`, and the settings of this task that they replace."""
 
+KINDS_OF_KEYS = {"size": int, "gym": dict, "reward_funcs": list, "levels": list, "subjects": list}
 KINDS = {int: "whole number", list: "list", str: "text", dict: "mapping"}
 
 
@@ -50,9 +44,7 @@ class TaskArguments:
         role="world",
     )
     learning_rate_scale: float = setting(
-        1.0,
-        "Factor of the recipe's learning rate; a profile sets it for its model.",
-        above=0,
+        1.0, "Factor of the recipe's learning rate; a profile sets it for its model.", above=0
     )
     dataset: str = setting(
         "math",
@@ -315,30 +307,23 @@ class TaskArguments:
         ]
 
     def evaluation_task(self, name: str) -> "TaskArguments":
-        """The task of one of `eval_sets`: this one, with the set's own data and rewards.
-
-        A set that names its dataset has none of the settings that describe this task's.
-        """
+        """The task of one of `eval_sets`: this one, with the set's own data and rewards. A set that
+        names its dataset has none of the settings that describe this task's."""
         source = (self.eval_sets or {})[name]
         own = {"dataset": source} if isinstance(source, str) else source
         for key, value in own.items():
-            _check_of_eval_set(name, key, value)
+            if key not in EVAL_SET_KEYS:
+                raise ConfigurationError(
+                    f"eval_sets: '{name}' has the unknown key {str(key)[:80]!r}; use "
+                    f"{', '.join(EVAL_SET_KEYS)}"
+                )
+            wanted = KINDS_OF_KEYS.get(key, str)
+            if type(value) is not wanted and not (key == "filter" and isinstance(value, list)):
+                raise ConfigurationError(
+                    f"eval_sets: {key} of '{name}' is {str(value)[:80]!r}; give a {KINDS[wanted]}"
+                )
         forgotten = names_with(TaskArguments, "data", "evaluated data") if "dataset" in own else ()
         given = {EVAL_SET_KEYS[key]: value for key, value in own.items()}
         if "reward" in own:
             given = {"reward_funcs": None} | given
         return dataclasses.replace(self, **dict.fromkeys(forgotten) | {"eval_sets": None} | given)
-
-
-def _check_of_eval_set(name: str, key: str, value: Any) -> None:
-    if key not in EVAL_SET_KEYS:
-        raise ConfigurationError(
-            f"eval_sets: '{name}' has the unknown key {str(key)[:80]!r}; use "
-            f"{', '.join(EVAL_SET_KEYS)}"
-        )
-    wanted = {"size": int, "gym": dict}.get(key, str)
-    wanted = list if key in ("reward_funcs", "levels", "subjects") else wanted
-    if type(value) is not wanted and not (key == "filter" and isinstance(value, list)):
-        raise ConfigurationError(
-            f"eval_sets: {key} of '{name}' is {str(value)[:80]!r}; give a {KINDS[wanted]}"
-        )

@@ -24,15 +24,9 @@ def test_the_defaults_are_stock_trl():
 
 @pytest.mark.parametrize(
     ("length_norm", "loss_type"),
-    [
-        ("mean", "grpo"),
-        ("constant", "dr_grpo"),
-        ("microbatch", "dr_grpo"),
-        ("token", "dapo"),
-        ("nonzero", "dapo"),
-        ("prompt", "dapo"),
-    ],
-)
+    [("mean", "grpo"), ("constant", "dr_grpo"), ("microbatch", "dr_grpo"), ("token", "dapo"),
+     ("nonzero", "dapo"), ("prompt", "dapo")],
+)  # fmt: skip
 def test_a_length_norm_chooses_the_loss_type_it_rides_on(length_norm, loss_type):
     assert config(length_norm=length_norm).loss_type == loss_type
     assert config(length_norm=length_norm, loss_type=loss_type).loss_type == loss_type
@@ -42,16 +36,9 @@ def test_a_length_norm_chooses_the_loss_type_it_rides_on(length_norm, loss_type)
 
 @pytest.mark.parametrize(
     ("epochs", "train_batch", "steps", "on_policy"),
-    [
-        (1, 256, 1, True),
-        (1, 128, 2, False),
-        (2, 256, 2, False),
-        (2, 128, 4, False),
-        (4, 256, 4, False),
-        (4, 64, 16, False),
-        (1, 512, 1, True),
-    ],
-)
+    [(1, 256, 1, True), (1, 128, 2, False), (2, 256, 2, False), (2, 128, 4, False),
+     (4, 256, 4, False), (4, 64, 16, False), (1, 512, 1, True)],
+)  # fmt: skip
 def test_optimizer_steps_per_rollout(epochs, train_batch, steps, on_policy):
     got = config(
         generation_batch_size=256,
@@ -79,47 +66,35 @@ def test_accumulation_counts_processes(monkeypatch):
         config(optimizer_batch_size=48, per_device_train_batch_size=8)
 
 
+NORMALIZED = {"multi_objective_aggregation": "normalize_then_sum"}
+PARTS = {"steps_per_generation": 2, "grpo_steps": 3}
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"baseline": "mean"}, "baseline is 'mean'; allowed: group_mean, none"),
         ({"scale_rewards": "std"}, "allowed: group, batch, none"),
-        (
-            {"surrogate": "ppo"},
-            "allowed: clip, no_clip, reinforce, geometric, probability, one_sided",
-        ),
+        ({"surrogate": "ppo"}, "allowed: clip, no_clip, reinforce, geometric, probability, one_si"),
         ({"baseline": "leave_one_out", "num_generations": 1}, "num_generations is 1"),
         ({"baseline": "best_of_others", "num_generations": 1}, "num_generations is 1"),
         ({"baseline": "best_of_others", "best_of": 9}, "best_of is 9, but a group has 8"),
-        (
-            {
-                "kl_in": "reward",
-                "hard_group_exponent": 1.0,
-                "multi_objective_aggregation": "normalize_then_sum",
-            },
-            "hard_group_exponent 1.0 and kl_in reward acts on the sum of the rewards",
-        ),
+        ({"kl_in": "reward", "hard_group_exponent": 1.0, **NORMALIZED},
+         "hard_group_exponent 1.0 and kl_in reward acts on the sum of the rewards"),
+        ({"baseline": "none", **NORMALIZED}, "use 'sum_then_normalize'"),
         ({"advantage_eps": -1e-6}, "it has to be 0 or more"),
         ({"placebo": "sugar"}, "placebo is 'sugar'; allowed: random, length, constant, None"),
         ({"reward_noise": 1.5}, "reward_noise is 1.5; it has to be at least 0 and at most 1"),
         ({"length_norm_constant": 0.0, "length_norm": "constant"}, "has to be more than 0"),
         ({"surrogate": "no_clip", "delta": 2.0}, "delta 2.0 does"),
         ({"surrogate": "probability", "delta": 2.0}, "surrogate 'probability' does not limit"),
-        (
-            {"multi_objective_aggregation": "normalize_then_sum", "baseline": "none"},
-            "use 'sum_then_normalize'",
-        ),
-        (
-            {"sampler_dtype": "int8", "repetition_penalty": 1.1},
-            "repetition_penalty 1.1 changes the sampling distribution",
-        ),
-        (
-            {"rollout_staleness": 1, "generation_kwargs": {"top_p": 0.9}},
-            "top_p in generation_kwargs changes the sampling distribution",
-        ),
+        ({"sampler_dtype": "int8", "repetition_penalty": 1.1},
+         "repetition_penalty 1.1 changes the sampling distribution"),
+        ({"rollout_staleness": 1, "generation_kwargs": {"top_p": 0.9}},
+         "top_p in generation_kwargs changes the sampling distribution"),
         ({"num_iterations": 0}, "num_iterations is 0; it has to be 1 or more"),
         ({"min_tokens": 99, "max_completion_length": 12}, "min_tokens 99 is more than"),
-        ({"stop": "</answer>"}, r"stop is '</answer>'; give a list of texts such as ['</answer>']"),
+        ({"stop": "</answer>"}, "stop is '</answer>'; give a list of texts such as ['</answer>']"),
         ({"stop": ["a", ""]}, "stop is ['a', '']; give a list of texts"),
         ({"optimizer_batch_size": 100}, "optimizer_batch_size 100 is not a multiple"),
         ({"generation_kwargs": {"seed": 1}}, "remove it and use --seed"),
@@ -130,28 +105,18 @@ def test_accumulation_counts_processes(monkeypatch):
         ({"eval_temperature": 0.0}, "is greedy, so the 8 samples of a prompt"),
         ({"eval_temperature": -1.0}, "eval_temperature is -1.0; it has to be 0 or more"),
         ({"eval_top_p": 0.0}, "it has to be more than 0 and at most 1"),
-        (
-            {"steps_per_generation": 2, "gradient_accumulation_steps": 3, "grpo_steps": 3},
-            "needs whole optimizer steps, but 2 microbatches",
-        ),
-        (
-            {"steps_per_generation": 2, "gradient_accumulation_steps": 4, "grpo_steps": 3},
-            "grpo_steps 3 does not fill its last optimizer step, which takes 2 rollout",
-        ),
-        (
-            {"min_tokens": 2, "use_transformers_continuous_batching": True},
-            "set min_tokens to 0, or use_transformers_continuous_batching",
-        ),
-        (
-            {"deterministic": True, "use_vllm": True, "vllm_mode": "server"},
-            "deterministic does not reach a vLLM server",
-        ),
-        (
-            {"use_vllm": True, "max_completion_length": 512, "vllm_max_model_length": 512},
-            "max_completion_length 512 leaves no tokens for a prompt in vllm_max_model_length 512",
-        ),
+        ({**PARTS, "gradient_accumulation_steps": 3},
+         "needs whole optimizer steps, but 2 microbatches"),
+        ({**PARTS, "gradient_accumulation_steps": 4},
+         "grpo_steps 3 does not fill its last optimizer step, which takes 2 rollout"),
+        ({"min_tokens": 2, "use_transformers_continuous_batching": True},
+         "set min_tokens to 0, or use_transformers_continuous_batching"),
+        ({"deterministic": True, "use_vllm": True, "vllm_mode": "server"},
+         "deterministic does not reach a vLLM server"),
+        ({"use_vllm": True, "max_completion_length": 512, "vllm_max_model_length": 512},
+         "max_completion_length 512 leaves no tokens for a prompt in vllm_max_model_length 512"),
     ],
-)
+)  # fmt: skip
 def test_contradictions_name_the_value_and_the_change(settings, said):
     with pytest.raises(ConfigurationError) as caught:
         config(**settings)

@@ -14,7 +14,6 @@ from trl_ablate.estimates import (
     pass_rates,
     passes,
     reward_metrics,
-    standard_error,
     standard_errors,
     success_rates,
     summary,
@@ -32,73 +31,75 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_success(samples):
 
 
 @pytest.mark.parametrize(
-    ("samples", "expected"),
-    [(1, [1]), (2, [1, 2]), (4, [1, 2, 4]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])],
+    ("samples", "expected"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])]
 )
 def test_k_are_the_powers_of_two_and_all(samples, expected):
     assert passes(samples) == expected
 
 
-def test_each_prompt_has_its_rates():
-    """c = 0, 1, 4 of n = 4."""
-    rates = success_rates([[False] * 4, [False, True, False, False], [True] * 4])
-    one, two, four = [0, 1 / 4, 1], [0, 1 / 2, 1], [0, 1, 1]
-    assert rates == {"avg@4": one, "pass@1": one, "pass@2": two, "pass@4": four}
+NO, YES = False, True
+ONE = [1 / 3, 1 / 4]
 
 
-def test_an_ungraded_sample_is_as_if_not_drawn():
-    """Prompt 1 has c = 1 of 3 graded, prompt 2 none, prompt 3 all four: pass@4 is prompt 3's."""
-    rates = success_rates([[True, None, False, False], [None] * 4, [False, False, False, True]])
-    one = [1 / 3, 1 / 4]
-    assert rates == {"avg@4": one, "pass@1": one, "pass@2": [2 / 3, 3 / 6], "pass@4": [1]}
-
-
-def test_rates_without_any_graded_sample_are_absent():
-    assert not [name for name in summary([row(None)] * 2, samples=2) if "@" in name]
+@pytest.mark.parametrize(
+    ("successes", "rates"),
+    [
+        # c = 0, 1, 4 of n = 4
+        (
+            [[NO, NO, NO, NO], [NO, YES, NO, NO], [YES, YES, YES, YES]],
+            {"pass@1": [0, 1 / 4, 1], "pass@2": [0, 1 / 2, 1], "pass@4": [0, 1, 1]},
+        ),
+        # as if an ungraded sample was not drawn: c = 1 of 3, none, and 1 of 4, which has the pass@4
+        (
+            [[YES, None, NO, NO], [None] * 4, [NO, NO, NO, YES]],
+            {"pass@1": ONE, "pass@2": [2 / 3, 3 / 6], "pass@4": [1]},
+        ),
+    ],
+)
+def test_each_prompt_has_its_rates(successes, rates):
+    assert success_rates(successes) == {"avg@4": rates["pass@1"], **rates}
 
 
 def row(reward, **parts):
     return {"reward": reward, "length": 5, "truncated": False, **parts}
 
 
-def test_success_is_the_answer_whatever_its_format_and_worth():
-    """r1_zero gives no reward for a right answer in the wrong format; the XML templates give 2."""
-    r1_zero = [row(0.0, answer_reward=1.0), row(0.0, answer_reward=0.0)]
-    xml = [row(3.0, answer_reward=2.0), row(1.0, answer_reward=0.0)]
-    assert summary(r1_zero, samples=2)["avg@2"] == 0.5
-    assert summary(xml, samples=2)["avg@2"] == 0.5
+@pytest.mark.parametrize(
+    ("rows", "rate"),
+    [
+        # r1_zero gives no reward for a right answer in the wrong format; the XML templates give 2
+        ([row(0.0, answer_reward=1.0), row(0.0, answer_reward=0.0)], 0.5),
+        ([row(3.0, answer_reward=2.0), row(1.0, answer_reward=0.0)], 0.5),
+        ([row(0.1), row(0.0), row(-1.0), row(None)], 1 / 3),  # without one, any reward
+        ([row(None), row(None)], None),
+        ([row(1.0)], None),
+    ],
+)
+def test_success_is_the_answer_whatever_its_format_and_worth(rows, rate):
+    found = summary(rows, samples=len(rows))
+    assert found.get(f"avg@{len(rows)}") == rate
+    assert rate is not None or not [name for name in found if "@" in name]
 
 
-def test_without_an_answer_reward_any_reward_is_a_success():
-    assert summary([row(0.1), row(0.0), row(-1.0), row(None)], samples=4)["avg@4"] == 1 / 3
-
-
-def test_one_sample_a_prompt_has_neither_avg_nor_pass():
-    assert not [name for name in summary([row(1.0), row(0.0)]) if "@" in name]
-
-
-def test_the_error_of_one_sample_a_prompt_is_that_of_the_mean():
-    values = [0.0, 1.0, 1.0, 0.5, None]
-    found = summary([row(value) for value in values])["reward_stderr"]
-    assert found == pytest.approx(statistics.stdev(values[:4]) / 2)
-
-
-def test_samples_of_a_prompt_count_once_in_the_error():
-    """Means of the prompts 1, 0 and 1/2 have the standard deviation 1/2, whatever the samples."""
-    rows = [row(value) for value in (1.0, 1.0, 0.0, 0.0, 1.0, 0.0)]
-    assert summary(rows, samples=2)["reward_stderr"] == pytest.approx(0.5 / 3**0.5)
-    copied = [one for one in rows for _ in range(5)]
-    assert summary(copied, samples=10)["reward_stderr"] == pytest.approx(0.5 / 3**0.5)
+@pytest.mark.parametrize(
+    ("rewards", "samples", "error"),
+    [
+        ([0.0, 1.0, 1.0, 0.5, None], 1, statistics.stdev([0.0, 1.0, 1.0, 0.5]) / 2),
+        # means of the prompts 1, 0 and 1/2 have the standard deviation 1/2, whatever the samples
+        ([1.0, 1.0, 0.0, 0.0, 1.0, 0.0], 2, 0.5 / 3**0.5),
+        ([*[1.0] * 10, *[0.0] * 10, *[1.0] * 5, *[0.0] * 5], 10, 0.5 / 3**0.5),
+        ([1.0], 1, 0.0),
+    ],
+)
+def test_samples_of_a_prompt_count_once_in_the_error(rewards, samples, error):
+    found = summary([row(reward) for reward in rewards], samples)["reward_stderr"]
+    assert found == pytest.approx(error)
 
 
 def test_means_weigh_prompts_alike_where_some_samples_are_ungraded():
     rows = [row(1.0), row(None), row(0.0), row(0.0)]
     found = summary(rows, samples=2)
     assert (found["reward"], found["ungraded"]) == (0.5, 0.25)
-
-
-def test_one_prompt_has_no_error():
-    assert standard_error([1.0]) == standard_error([]) == 0.0
 
 
 @pytest.mark.parametrize("samples", [1, 2, 6])

@@ -38,38 +38,22 @@ def test_denominators(length_norm, keywords, expected):
     assert got.tolist() == expected
 
 
-def test_constant_and_token_are_additive_over_microbatches_and_microbatch_is_not():
+@pytest.mark.parametrize(
+    ("length_norm", "keywords", "parts"),
+    [("mean", {}, 1), ("constant", {"constant": 6}, 1), ("token", {"num_items": 12}, 2),
+     ("microbatch", {}, None)],
+)  # fmt: skip
+def test_what_is_additive_over_microbatches(length_norm, keywords, parts):
+    """With the whole as a sum of halves, which each count as `parts` of it; None: it is none."""
     loss = torch.rand(4, 6)
     mask = torch.tensor([[1] * n + [0] * (6 - n) for n in (1, 3, 6, 2)])
 
-    def total(rows, length_norm, **keywords):
-        part = (loss[rows] * mask[rows]).sum(1) / loss_denominator(
-            mask[rows], length_norm, **keywords
-        )
-        return part.sum()
+    def total(rows):
+        divisor = loss_denominator(mask[rows], length_norm, **keywords)
+        return ((loss[rows] * mask[rows]).sum(1) / divisor).sum()
 
-    halves = [slice(0, 2), slice(2, 4)]
-    for length_norm, keywords, additive in [
-        ("mean", {}, True),
-        ("constant", {"constant": 6}, True),
-        ("token", {"num_items": 12}, None),
-        ("microbatch", {}, False),
-    ]:
-        whole = total(slice(0, 4), length_norm, **keywords)
-        parts = sum(total(half, length_norm, **keywords) for half in halves)
-        parts = parts if additive is None else parts / 2
-        assert torch.isclose(whole, parts) == (additive is not False)
-
-
-def ratio_stats(
-    logps_NT, old_logps_NT, advantages_N, mask_NT, epsilon_low, epsilon_high, delta=None
-) -> dict[str, float]:
-    """`mean_ratio` and `clip_fraction` of the clipped surrogate, over the response tokens."""
-    ratio_NT = token_ratio(logps_NT, old_logps_NT, mask_NT)
-    changed_NT = changed_by_clipping(
-        ratio_NT, advantages_N.unsqueeze(1), epsilon_low, epsilon_high, delta
-    )
-    return ratio_means(ratio_sums(ratio_NT, changed_NT, mask_NT))
+    halves = total(slice(0, 2)) + total(slice(2, 4))
+    assert torch.isclose(total(slice(0, 4)), halves / 2 * (parts or 1)) == (parts is not None)
 
 
 RANGE = (0.2, 0.2)
@@ -87,9 +71,10 @@ RANGE = (0.2, 0.2)
     ],
 )
 def test_ratio_statistics_by_hand(ratios, advantages, mask, bounds, mean, clipped):
-    logps = torch.tensor(ratios).log()
-    signs = torch.tensor(advantages, dtype=torch.float32)
-    stats = ratio_stats(logps, torch.zeros_like(logps), signs, torch.tensor(mask), *bounds)
+    ratio_NT = token_ratio(torch.tensor(ratios).log(), torch.zeros(1), torch.tensor(mask))
+    signs_N1 = torch.tensor(advantages, dtype=torch.float32).unsqueeze(1)
+    changed_NT = changed_by_clipping(ratio_NT, signs_N1, *bounds)
+    stats = ratio_means(ratio_sums(ratio_NT, changed_NT, torch.tensor(mask)))
     assert stats["mean_ratio"] == pytest.approx(mean, rel=1e-5)
     assert stats["clip_fraction"] == pytest.approx(clipped)
 

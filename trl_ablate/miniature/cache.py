@@ -1,10 +1,9 @@
 """The miniature's models: some bases come with the package, other models are built once and kept in
 the user's cache folder.
 
-A model's folder is named after its stage and a hash of everything that determines the weights. So
-a change of the code builds a new model, but a moved import or a changed docstring does not. A model
-is written to a temporary folder and then renamed, under a lock: readers never see a partial model,
-and two processes do not build the same model.
+A model's folder is named after its stage and a hash of everything that determines the weights: a
+change of the code builds a new model, but a moved import or a changed docstring does not. A model
+is written to a temporary folder and then renamed, under a lock: readers never see a partial model.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from trl_ablate.miniature.registry import DEFAULT, STAGES, world_named
 from trl_ablate.miniature.teaching import taught
@@ -86,23 +86,19 @@ def cache_key(world: str | World = DEFAULT) -> str:
 
 
 class _Bare(ast.NodeTransformer):
-    """Removes imports, and statements that are just a string: like comments and layout, they cannot
-    affect a weight."""
+    """Removes imports, and statements that are just a string: they cannot affect a weight."""
 
-    def visit_Import(self, node: ast.Import) -> None:
-        return None
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        return None
-
-    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
-        alone = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        return None if alone else node
+    def visit(self, node: ast.AST) -> Any:
+        value = node.value if isinstance(node, ast.Expr) else None
+        is_text = isinstance(value, ast.Constant) and isinstance(value.value, str)
+        if is_text or isinstance(node, ast.Import | ast.ImportFrom):
+            return None
+        return self.generic_visit(node)
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; the system releases it when the process ends, for any reason."""
+    """Hold the folder's lock; the system releases it when the process ends."""
     with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -125,7 +121,6 @@ def _make(world: World, stage: Stage, start: Path | None, folder: Path, progress
 
 @contextmanager
 def _live_line(world: World, stage: Stage, folder: Path) -> Iterator[Callable[[float], None]]:
-    """A progress line on stderr."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     console, steps = SafeConsole(stderr=True, soft_wrap=True), world.lessons()[stage].steps

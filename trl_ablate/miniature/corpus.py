@@ -1,8 +1,5 @@
-"""The training texts of a world's models: its solutions, each in a template and in a format.
-
-A text is a question in a template, and a completion. The template asks for one of several formats,
-and a share of the completions has it; the others have another one.
-"""
+"""The training texts of a world's models: its solutions, in the format that a template asks for, or
+in another one."""
 
 from __future__ import annotations
 
@@ -38,15 +35,12 @@ STRAY_ENDINGS = (
 
 
 class Text(NamedTuple):
-    """A question in a template, and a completion."""
-
     template: TemplateName
     question: str
     completion: str
 
 
 def in_format(template: TemplateName, steps: str, answer: int) -> str:
-    """The completion that the template asks for."""
     opening, ending = OPENINGS[template], ENDINGS[template].format(answer=answer)
     return opening + (steps.lstrip() if opening else steps) + ending
 

@@ -21,14 +21,8 @@ MOST_MILLIONS_OF_ONE_CORE = 10.0
 """A second thread gains such a model little on idle cores, and slows it many times on busy ones."""
 WORLDS = {
     world.name: world
-    for world in (
-        *sums.WORLDS,
-        *chains.WORLDS,
-        *ladder.WORLDS,
-        *calculator.WORLDS,
-        *gym_tasks.WORLDS,
-        *words.WORLDS,
-    )  # fmt: skip
+    for module in (sums, chains, ladder, calculator, gym_tasks, words)
+    for world in module.WORLDS
 }
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
@@ -90,12 +84,10 @@ def has_levels(name: str) -> bool:
 
 
 def world_of_data(name: str) -> World:
-    """The world that a dataset's name means."""
     return world_named(name.partition("/")[2] or DEFAULT)
 
 
 def world_of_model(name: str) -> tuple[World, Stage]:
-    """The world and the stage that a model's name means."""
     parts = name.split("/")[1:]
     stage = cast(Stage, parts.pop()) if parts and parts[-1] in STAGES else "base"
     world = "/".join(parts) or DEFAULT
@@ -115,7 +107,6 @@ def world_of_model(name: str) -> tuple[World, Stage]:
 
 
 def millions_of_parameters(model: str) -> float:
-    """Of the model that this name means."""
     width, layers, _, inner_width, _ = world_of_model(model)[0].shape
     per_layer = 4 * width**2 + 3 * width * inner_width + 5 * width
     return (VOCABULARY * width + layers * per_layer + width) / 1e6

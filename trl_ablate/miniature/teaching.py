@@ -80,8 +80,7 @@ def teach(
     lesson: Lesson,
     on_step: Callable[[float], None] = lambda loss: None,
 ) -> None:
-    """Train the model in place on the completions of `texts`; call `on_step(loss)` after every
-    step."""
+    """Train the model in place on the completions of `texts`."""
     import torch
 
     optimizers = _optimizers(model, lesson)
@@ -114,11 +113,8 @@ def _optimizers(
 
 
 def _backward(model: Qwen2ForCausalLM, texts: list[Encoded], groups: int) -> float:
-    """Add the gradient of the mean loss of the completions' tokens; return this loss.
-
-    Texts of similar length go through the model together, in so many groups: padding costs as much
-    as text.
-    """
+    """Add the gradient of the mean loss of the completions' tokens; return this loss. Texts of
+    similar length go through the model together, in so many groups."""
     if groups > 1:
         texts = sorted(texts, key=lambda text: len(text[0]))
     size = -(-len(texts) // groups)
@@ -133,7 +129,6 @@ def _backward(model: Qwen2ForCausalLM, texts: list[Encoded], groups: int) -> flo
 
 
 def _encode(tokenizer: PreTrainedTokenizerFast, batch: list[Text]) -> list[Encoded]:
-    """Token ids, and labels that ignore the prompt."""
     prompts = tokenizer([prompt(text, tokenizer) for text in batch]).input_ids
     completions = tokenizer([f"{text.completion}{tokenizer.eos_token}" for text in batch]).input_ids
     return [
@@ -143,7 +138,6 @@ def _encode(tokenizer: PreTrainedTokenizerFast, batch: list[Text]) -> list[Encod
 
 
 def _padded(texts: list[Encoded]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids, padded on the right, and labels that ignore the padding."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
@@ -169,8 +163,7 @@ def _completion_loss(
 
 @contextmanager
 def _fixed_threads() -> Iterator[None]:
-    """Use one thread, whatever the launcher set: the bits depend on the number of threads. At this
-    size a second thread gains little on idle cores and makes busy ones several times slower."""
+    """Use one thread, whatever the launcher set: the bits depend on the number of threads."""
     import torch
 
     before = torch.get_num_threads()

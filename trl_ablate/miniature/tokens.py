@@ -5,8 +5,7 @@ other text can be encoded too. Each tag is one token, including the space before
 answers a third shorter. Tags are added tokens but not special tokens: `skip_special_tokens=True`
 keeps them, so rewards and stop strings see them.
 
-It must be Qwen2's class, as `AutoTokenizer` accepts no other class for a Qwen2 model: it replaces
-the saved rules for splitting text by those of Qwen2.
+It must be Qwen2's class, as `AutoTokenizer` accepts no other one for a Qwen2 model.
 """
 
 from __future__ import annotations

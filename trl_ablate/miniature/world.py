@@ -91,9 +91,7 @@ class Task(Protocol):
         """A training question, answered as the base model is to do it: in any style, with slips."""
         ...
 
-    def right(self, rng: random.Random) -> Solution:
-        """A training question with a right solution."""
-        ...
+    def right(self, rng: random.Random) -> Solution: ...
 
 
 @dataclass(frozen=True)
@@ -124,11 +122,8 @@ class World:
         return {"base": self.lesson, **self.sft_lessons}
 
     def problems(self, split: Split, size: int | None = None, seed: int = 0) -> list[Question]:
-        """`size` different questions of the split, or all.
-
-        The same arguments always give the same list. A shorter list is the beginning of a longer
-        one, so a larger evaluation keeps the questions of a smaller one.
-        """
+        """`size` different questions of the split, or all; a shorter list is the beginning of a
+        longer one."""
         if split not in get_args(Split):
             raise ValueError(f"split is {split!r}; allowed are 'train' and 'validation'")
         questions = list(self.task.questions(split))

@@ -1,13 +1,12 @@
 """Microbatches with less padding: trimming, and regrouping by length.
 
 TRL pads every completion to the longest of the rollout batch and splits the batch into microbatches
-at random, so the model mostly processes padding. Two measures here reduce it, without changing the
-gradient: each microbatch is cut to its own longest prompt and completion; the rows of an optimizer
-step are sorted by length before they are split into microbatches. `forward_passes.py` has others.
+at random, so the model mostly processes padding. Here, each microbatch is cut to its own longest
+prompt and completion, and the rows of an optimizer step are sorted by length before they are split
+into microbatches. `forward_passes.py` has other measures.
 
-The gradient of an optimizer step is a sum over its rows if the contribution of a row does not
-depend on the other rows. If it does (a divisor or quantile over the microbatch), regrouping would
-change the gradient, and the caller must switch it off.
+The gradient stays the same, as it is a sum over the rows of an optimizer step. If the contribution
+of a row depends on the other rows of its microbatch, the caller must not regroup.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,19 +14,16 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
 Batch = dict[str, Any]
 
 PROMPT_KEYS = ("prompt_ids", "prompt_mask")
 COMPLETION_KEYS = (
-    "completion_ids",
-    "completion_mask",
-    "tool_mask",
-    "old_per_token_logps",
-    "ref_per_token_logps",
-    "sampling_per_token_logps",
-    "importance_sampling_ratio",
-)
+    "completion_ids", "completion_mask", "tool_mask", "old_per_token_logps", "ref_per_token_logps",
+    "sampling_per_token_logps", "importance_sampling_ratio",
+)  # fmt: skip
 ROW_WEIGHTS = "row_weights"
 """Key of a factor of each row's loss; a batch without it has factor 1."""
 BONUS_WEIGHTS = "bonus_weights"
@@ -48,7 +44,7 @@ def is_text(batch: Mapping[str, Any]) -> bool:
     return batch.keys() <= TEXT_KEYS
 
 
-def response_mask(batch: Mapping[str, Any]) -> torch.Tensor:
+def response_mask(batch: Mapping[str, Any]) -> Tensor:
     """`(N, T)`: 1 at the tokens that count in the loss; the output of tools does not."""
     mask_NT = batch["completion_mask"]
     return mask_NT * batch["tool_mask"] if "tool_mask" in batch else mask_NT
@@ -56,11 +52,8 @@ def response_mask(batch: Mapping[str, Any]) -> torch.Tensor:
 
 def weigh_microbatches(microbatches: list[Batch], key: str, total: Callable[[Any], Any]) -> None:
     """Turn weights of rows, 1 in groups that are kept and 0 in others, into the factor that makes
-    the mean over all microbatches one over those with a row that is kept.
-
-    `total` sums a tensor over all processes. As with TRL's other divisors, the factor is that of
-    the rollout batch, also if an optimizer step takes only a part of it.
-    """
+    the mean over all microbatches of the rollout batch one over those with a row that is kept.
+    `total` sums a tensor over all processes."""
     filled = sum(bool(batch[key].any()) for batch in microbatches)
     device = microbatches[0][key].device
     all_filled, everything = total(torch.tensor([filled, len(microbatches)], device=device))
@@ -100,17 +93,15 @@ def trim(batch: Batch, multiple: int = 1) -> Batch:
     """
     start = max(0, batch["prompt_mask"].size(1) - width_of(batch["prompt_mask"], multiple))
     width = batch["completion_mask"].size(1)
-    end = min(width, max(2, width_of(batch["completion_mask"], multiple)))
-    trimmed = dict(batch)
-    for key in PROMPT_KEYS:
-        trimmed[key] = batch[key][:, start:]
+    end = max(2, width_of(batch["completion_mask"], multiple))
+    trimmed = {**batch, **{key: batch[key][:, start:] for key in PROMPT_KEYS}}
     for key in (*COMPLETION_KEYS, "advantages"):  # a subclass may give one to each token
         if key in batch and batch[key].shape[1:] == (width,):
             trimmed[key] = batch[key][:, :end]
     return trimmed
 
 
-def width_of(mask_NT: torch.Tensor, multiple: int = 1) -> int:
+def width_of(mask_NT: Tensor, multiple: int = 1) -> int:
     """Number of columns for the longest row, rounded up to a multiple; at least 1."""
     longest = max(1, int(mask_NT.sum(dim=1).max()))
     return -(-longest // multiple) * multiple
@@ -119,37 +110,40 @@ def width_of(mask_NT: torch.Tensor, multiple: int = 1) -> int:
 def regroup(
     microbatches: Sequence[Batch],
     per_step: int,
-    order: Callable[[Batch], torch.Tensor],
+    order: Callable[[Batch], Tensor],
     idle_apart: bool = False,
 ) -> list[Batch]:
-    """Sort the rows of every `per_step` consecutive microbatches and split them again.
-
-    Rows that the order does not tell apart keep their order. `DRAWN` records the original
-    microbatch of each row.
-    """
+    """Sort the rows of every `per_step` consecutive microbatches and split them again; `DRAWN`
+    records the original microbatch of each row."""
     regrouped: list[Batch] = []
     for first in range(0, len(microbatches), per_step):
         step = microbatches[first : first + per_step]
-        rows = _concatenate(step)
+        rows = concatenated(step)
         sizes = torch.tensor([len(batch["prompt_mask"]) for batch in step])
-        rows[DRAWN] = (
-            torch.arange(len(step)).repeat_interleave(sizes).to(rows["prompt_mask"].device)
-        )
+        drawn = torch.arange(len(step)).repeat_interleave(sizes)
+        rows[DRAWN] = drawn.to(rows["prompt_mask"].device)
         places = order(rows)
         if idle_apart:
             advantages = rows["advantages"].reshape(len(places), -1)
             places = places[(advantages[places] != 0).any(dim=1).int().argsort(stable=True)]
-        regrouped += [_take(rows, part) for part in places.chunk(len(step))]
+        regrouped += [taken(rows, part) for part in places.chunk(len(step))]
     return regrouped
 
 
-def by_length(rows: Batch) -> torch.Tensor:
+def as_drawn(regrouped: Sequence[Batch]) -> list[Batch]:
+    """The microbatches that TRL drew, from all that `regroup` made of them."""
+    rows = concatenated(regrouped)
+    drawn_N = rows.pop(DRAWN)
+    return [taken(rows, drawn_N == place) for place in range(int(drawn_N.max()) + 1)]
+
+
+def by_length(rows: Batch) -> Tensor:
     """The rows by the length of prompt plus completion."""
     lengths_N = rows["prompt_mask"].sum(dim=1) + rows["completion_mask"].sum(dim=1)
     return torch.argsort(lengths_N, stable=True)
 
 
-def by_prompt(rows: Batch) -> torch.Tensor:
+def by_prompt(rows: Batch) -> Tensor:
     """The rows of a prompt together, by their length."""
     prompts_NS = rows["prompt_ids"].masked_fill(rows["prompt_mask"] == 0, -1)
     places = by_length(rows)
@@ -172,20 +166,33 @@ def computed_positions(batches: Sequence[Batch], passes: Any) -> int:
     return sum(passes.positions(*rows_of(batch))[0] for batch in batches) if passes else 0
 
 
-def rows_of(batch: Batch) -> tuple[torch.Tensor, torch.Tensor, int]:
+def rows_of(batch: Batch) -> tuple[Tensor, Tensor, int]:
     """Tokens and mask of prompts with completions, and the width of the completions."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     return ids, mask, batch["completion_ids"].size(1)
 
 
-def _concatenate(batches: Sequence[Batch]) -> Batch:
-    first = batches[0]
-    return {
-        key: value if key in SCALAR_KEYS else torch.cat([batch[key] for batch in batches])
-        for key, value in first.items()
-    }
+def concatenated(batches: Sequence[Batch], padding_id: int = 0) -> Batch:
+    """The rows of several batches as one, padded to the same width: prompts left, others right."""
+    rows = dict(batches[0])
+    for key in [key for key in rows if key not in SCALAR_KEYS]:
+        parts = [batch[key] for batch in batches]
+        if parts[0].dim() > 1:
+            widest, value = max(part.size(1) for part in parts), padding_of(key, padding_id)
+            missing = [widest - part.size(1) for part in parts]
+            sides = [(each, 0) if key in PROMPT_KEYS else (0, each) for each in missing]
+            padded = zip(parts, sides, strict=True)
+            parts = [pad(part, side, value=value) for part, side in padded]
+        rows[key] = torch.cat(parts)
+    return rows
 
 
-def _take(rows: Batch, index: torch.Tensor) -> Batch:
+def padding_of(key: str, padding_id: int) -> int:
+    if key in ("prompt_ids", "completion_ids"):
+        return padding_id
+    return 1 if key in ("tool_mask", "importance_sampling_ratio") else 0  # VESPO takes its log
+
+
+def taken(rows: Batch, index: Any) -> Batch:
     return {key: value if key in SCALAR_KEYS else value[index] for key, value in rows.items()}

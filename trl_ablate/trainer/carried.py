@@ -1,17 +1,13 @@
 """Save and restore the trainer's state that TRL's checkpoints do not contain.
 
-A checkpoint of TRL contains the weights, the optimizer, the schedule, the random states and the
-logged rows. Resuming with exactly the same results needs more: the sums since the last logged row,
-the adaptive entropy coefficient, the number of microbatches so far, a reference model that follows
-the policy and, in the middle of a rollout batch, this batch. Each process writes its own state into
-the checkpoint, as plain values and tensors.
-
-Images and other values in the log of completions that are not plain are not saved: after resuming
-in the middle of a rollout batch, they are None until the next batch.
+Resuming with exactly the same results needs the sums since the last logged row, the adaptive
+entropy coefficient, the number of microbatches so far, a reference model that follows the policy
+and, in the middle of a rollout batch, this batch. Each process writes its own state into the
+checkpoint, as plain values and tensors. Images and other values in the log of completions that are
+not plain are None after resuming, until the next batch.
 """
 
 import logging
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -21,6 +17,7 @@ import torch
 from accelerate.utils import is_peft_model, send_to_device
 from datasets import IterableDataset
 from safetensors.torch import load_model, save_model
+from torch import Tensor
 from transformers import PreTrainedModel, trainer_utils
 from transformers import trainer as transformers_trainer
 
@@ -34,30 +31,20 @@ logger = logging.getLogger(__name__)
 REFERENCE = "reference.safetensors"
 VALUES = (
     "_step",  # microbatches so far; TRL uses it to decide when to generate
-    "_tr_loss",
-    "_total_loss_scalar",
-    "_globalstep_last_logged",
-    "entropy_coef",
-    "_last_world_entropy",
-    "generated_tokens",
-)
+    "_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "entropy_coef",
+    "_last_world_entropy", "generated_tokens",
+)  # fmt: skip
 """Attributes of the trainer whose value is a number or a tensor with one number."""
-
 LAYOUT = (
-    "world_size",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "steps_per_generation",
-    "num_iterations",
-    "num_generations",
-)
+    "world_size", "per_device_train_batch_size", "gradient_accumulation_steps",
+    "steps_per_generation", "num_iterations", "num_generations",
+)  # fmt: skip
 """Settings that must be unchanged for the saved state to be valid."""
 
 
 @contextmanager
 def sealed(trainer: Any, checkpoint: Path):
-    """While TRL writes a checkpoint: remove its seal first; at the end add our state and seal
-    it."""
+    """While TRL writes a checkpoint: remove its seal first; at the end add our state, and seal."""
     if trainer.args.should_save:
         break_seal(checkpoint)
     yield
@@ -69,19 +56,27 @@ def sealed(trainer: Any, checkpoint: Path):
 
 
 def save(trainer: Any, checkpoint: Path) -> None:
-    """Write the state of this process, and the reference model if it follows the policy. Every
-    process must call this before the checkpoint is sealed."""
+    """Write the state of this process, and the reference model if it follows the policy."""
     torch.save(_carried(trainer), _file(trainer, checkpoint))
-    if trainer.args.should_save:
-        trainer.sampler.save(checkpoint)
-    if trainer.args.sync_ref_model and trainer.args.should_save and not _is_sharded(trainer):
+    if not trainer.args.should_save:
+        return
+    trainer.sampler.save(checkpoint)
+    sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    if trainer.args.sync_ref_model and not sharded:
         save_model(trainer.accelerator.unwrap_model(trainer.ref_model), str(checkpoint / REFERENCE))
 
 
 def restore(trainer: Any, checkpoint: Path) -> None:
     """Restore what `save` has written. Call this after TRL has initialised its own counters."""
     if trainer.args.sync_ref_model:
-        _restore_reference(trainer, checkpoint / REFERENCE)
+        reference = checkpoint / REFERENCE
+        if not reference.exists():
+            raise ConfigurationError(
+                f"{reference} does not exist: the updated reference model of sync_ref_model was "
+                "not saved (with FSDP and DeepSpeed it never is); start over with --overwrite, or "
+                "set sync_ref_model to false to continue with the reference model of the start"
+            )
+        load_model(trainer.accelerator.unwrap_model(trainer.ref_model), reference)
     trainer.sampler.restore(checkpoint)
     file = _file(trainer, checkpoint)
     if not file.exists():
@@ -112,9 +107,12 @@ def tied_weights_known(model: Any) -> AbstractContextManager[None]:
 
 @cache
 def load_onto_numbered_cpus() -> None:
-    """Let torch load tensors to "cpu:1". With several processes, accelerate numbers the CPUs and
-    transformers loads checkpoints to these devices, but torch only accepts "cpu"."""
-    torch.serialization.register_package(11, lambda storage: None, _onto_numbered_cpu)
+    """Let torch load tensors to "cpu:1": with several processes, accelerate numbers the CPUs."""
+
+    def onto(storage: Any, location: str) -> Any:
+        return storage if location.startswith("cpu:") else None
+
+    torch.serialization.register_package(11, lambda storage: None, onto)
 
 
 def skip_epochs(trainer: Any, epochs: int) -> None:
@@ -135,16 +133,11 @@ def skip_epochs(trainer: Any, epochs: int) -> None:
 
 
 def load_trained_adapter(trainer: Any, checkpoint: str) -> None:
-    """Load the trained adapter if TRL has added a copy of it as the reference. In this case
-    transformers loads only the reference adapter from its folder in the checkpoint, but not the
-    trained adapter, whose files are in the checkpoint itself."""
+    """Load the trained adapter if TRL has added a copy of it as the reference: then transformers
+    loads only the copy, from its folder in the checkpoint."""
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     if is_peft_model(model) and "ref" in model.peft_config:
         model.load_adapter(checkpoint, model.active_adapters[0], is_trainable=True)
-
-
-def _onto_numbered_cpu(storage: Any, location: str):
-    return storage if location.startswith("cpu:") else None
 
 
 def _carried(trainer: Any) -> dict[str, Any]:
@@ -154,13 +147,17 @@ def _carried(trainer: Any) -> dict[str, Any]:
         "metrics": {
             name: list(map(float, values)) for name, values in trainer._metrics["train"].items()
         },
-        "ratio_sums": trainer.ratio_sums.carried(),
+        "ratio_sums": trainer.ratio_sums.by_mode,
         "mismatch": trainer.mismatch.carried(),
         "skipped_steps": trainer.idle_steps.skipped,
     }
     per_rollout = trainer.args.steps_per_generation * trainer.num_iterations
     if trainer._step % per_rollout:
-        carried["rollout"] = [_compact(batch) for batch in trainer._buffered_inputs or []]
+        carried["rollout"] = [
+            # A copy, so that the larger tensors that these are views of are not saved
+            {key: one.clone() if isinstance(one, Tensor) else one for key, one in batch.items()}
+            for batch in trainer._buffered_inputs or []
+        ]
         carried["completions"] = _completions(trainer)
     return carried
 
@@ -173,7 +170,7 @@ def _restore_state(trainer: Any, written: dict[str, Any]) -> None:
     trainer._metrics["train"].clear()  # not replaced, as `StepPhases` uses the same dict
     for name, values in carried["metrics"].items():
         trainer._metrics["train"][name].extend(values)
-    trainer.ratio_sums.restore(written["ratio_sums"])  # on the CPU, as not every device has float64
+    trainer.ratio_sums.by_mode = written["ratio_sums"]  # stays on the CPU
     trainer.mismatch.restore(carried["mismatch"])
     if "rollout" in carried:
         trainer._buffered_inputs = carried["rollout"]
@@ -188,13 +185,14 @@ def counts_the_steps_of_this_call(trainer: Any) -> bool:
 
 def _completions(trainer: Any) -> dict[str, Any]:
     """The log of completions: a list per column, or a dict of lists for a group of columns."""
-    logs = trainer._logs
-    columns = {name: _plain(logs[name]) for name in ("prompt", "completion", "advantages")}
-    groups = {
-        name: {column: _plain(values) for column, values in logs[name].items()}
-        for name in ("rewards", "extra")
-    }
-    return {**columns, **groups}
+
+    def plain(column: Any) -> Any:
+        if isinstance(column, dict):
+            return {name: plain(values) for name, values in column.items()}
+        return [value if _is_plain(value) else None for value in column]
+
+    names = ("prompt", "completion", "advantages", "rewards", "extra")
+    return {name: plain(trainer._logs[name]) for name in names}
 
 
 def _log_completions(trainer: Any, completions: dict[str, Any]) -> None:
@@ -206,10 +204,6 @@ def _log_completions(trainer: Any, completions: dict[str, Any]) -> None:
             trainer._logs[name].extend(kept)
 
 
-def _plain(values: Iterable[Any]) -> list[Any]:
-    return [value if _is_plain(value) else None for value in values]
-
-
 def _is_plain(value: Any) -> bool:
     """Whether the value can be loaded without executing pickled code."""
     if type(value) is dict:
@@ -217,15 +211,6 @@ def _is_plain(value: Any) -> bool:
     if type(value) in (list, tuple):
         return all(map(_is_plain, value))
     return type(value) in (str, int, float, bool, type(None))
-
-
-def _compact(batch: dict[str, Any]) -> dict[str, Any]:
-    """A microbatch with copied tensors, so that the larger tensors they are views of are not
-    saved."""
-    return {
-        name: value.clone() if isinstance(value, torch.Tensor) else value
-        for name, value in batch.items()
-    }
 
 
 def _layout(trainer: Any) -> dict[str, int]:
@@ -236,22 +221,7 @@ def _file(trainer: Any, checkpoint: Path) -> Path:
     return checkpoint / f"carried_{trainer.args.process_index}.pt"
 
 
-def _is_sharded(trainer: Any) -> bool:
-    return trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-
-
-def _restore_reference(trainer: Any, file: Path) -> None:
-    if not file.exists():
-        raise ConfigurationError(
-            f"{file} does not exist: the updated reference model of sync_ref_model was not saved "
-            "(with FSDP and DeepSpeed it never is); start over with --overwrite, or set "
-            "sync_ref_model to false to continue with the reference model of the start"
-        )
-    load_model(trainer.accelerator.unwrap_model(trainer.ref_model), file)
-
-
 def rotate(run: Path, limit: int | None, best: str | None) -> None:
-    """Delete the oldest checkpoints of a run beyond the limit, but not the best."""
     with replaced(trainer_utils, sort_checkpoints=_of_the_run):
         trainer_utils.rotate_checkpoints(str(run), limit, best, use_mtime=True)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 from transformers import DynamicCache, generation
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import GenerationConfig, GenerationMode
@@ -25,27 +26,16 @@ from trl_ablate.trainer.generation import CompletionCriteria
 from trl_ablate.trainer.short_forward import CACHE, ShortForward, may_be_short, packed_weights
 from trl_ablate.trainer.temporary import replaced
 
-BY_ROW = frozenset(
-    (
-        CompletionCriteria,
-        generation.EosTokenCriteria,
-        generation.InfNanRemoveLogitsProcessor,
-        generation.LogitNormalization,
-        generation.MaxLengthCriteria,
-        generation.MinLengthLogitsProcessor,
-        generation.MinNewTokensLengthLogitsProcessor,
-        generation.MinPLogitsWarper,
-        generation.NoBadWordsLogitsProcessor,
-        generation.NoRepeatNGramLogitsProcessor,
-        generation.RepetitionPenaltyLogitsProcessor,
-        generation.StopStringCriteria,
-        generation.SuppressTokensLogitsProcessor,
-        generation.TemperatureLogitsWarper,
-        generation.TopKLogitsWarper,
-        generation.TopPLogitsWarper,
-        generation.TypicalLogitsWarper,
-    )
-)
+BY_ROW = frozenset((
+    CompletionCriteria, generation.EosTokenCriteria, generation.MaxLengthCriteria,
+    generation.StopStringCriteria, generation.InfNanRemoveLogitsProcessor,
+    generation.LogitNormalization, generation.MinLengthLogitsProcessor,
+    generation.MinNewTokensLengthLogitsProcessor, generation.MinPLogitsWarper,
+    generation.NoBadWordsLogitsProcessor, generation.NoRepeatNGramLogitsProcessor,
+    generation.RepetitionPenaltyLogitsProcessor, generation.SuppressTokensLogitsProcessor,
+    generation.TemperatureLogitsWarper, generation.TopKLogitsWarper, generation.TopPLogitsWarper,
+    generation.TypicalLogitsWarper,
+))  # fmt: skip
 """Processors and criteria whose result for a row depends on this row alone."""
 BY_ROW_INPUTS = frozenset(("attention_mask", "position_ids"))
 """Inputs of the model with one row for each of the batch."""
@@ -77,7 +67,7 @@ def without_ended_rows(model_wrapped: Any, accelerator: Accelerator, config: Gen
 
 def decode(
     model: Any,
-    input_ids: torch.Tensor,
+    input_ids: Tensor,
     logits_processor: Any,
     stopping_criteria: Any,
     generation_config: GenerationConfig,
@@ -92,10 +82,9 @@ def decode(
             input_ids, logits_processor, stopping_criteria, generation_config, **inputs
         )
     rows = Rows(input_ids, generation_config)
-    read = ModelForward(model, inputs)
+    forward = ForwardPass(model, inputs)
     with model._optimize_model_for_decode(), packed_weights(model, len(rows.ids)):
-        logits_MV = read.read_prompts(rows.ids, repeats(rows.ids, inputs["attention_mask"]))
-        forward = ShortIfEqual(model, read, generation_config.max_length)
+        logits_MV = forward.read_prompts(rows.ids, generation_config.max_length)
         while True:
             scores_MV = logits_MV
             for process in logits_processor:  # their list would inspect each for every token
@@ -113,7 +102,7 @@ def decode(
 def ends_by_row(criteria: Iterable[object], processors: Iterable[object]) -> bool:
     """Whether a row's tokens and its end do not depend on the others, and padding follows."""
     known = {type(one) for one in (*processors, *criteria)} <= BY_ROW
-    if any(isinstance(vars(one).get("prompt_ignore_length"), torch.Tensor) for one in processors):
+    if any(isinstance(vars(one).get("prompt_ignore_length"), Tensor) for one in processors):
         return False  # transformers 5.23: a length for each row of the whole batch
     return known and any(isinstance(one, generation.EosTokenCriteria) for one in criteria)
 
@@ -134,7 +123,7 @@ def has_rows(inputs: dict[str, Any], count: int) -> bool:
 class Rows:
     """The rows of a batch that are still decoded, M of N, and those that have left it."""
 
-    def __init__(self, input_ids: torch.Tensor, config: Any):
+    def __init__(self, input_ids: Tensor, config: Any):
         count, self._length = input_ids.shape
         self._padding = int(config._pad_token_tensor)
         self._finished = input_ids.new_full((count, config.max_length), self._padding)
@@ -144,11 +133,11 @@ class Rows:
         self.going_M = torch.ones(count, dtype=torch.bool, device=input_ids.device)
 
     @property
-    def ids(self) -> torch.Tensor:
+    def ids(self) -> Tensor:
         """Prompts and completions so far, `(M, L)`."""
         return self._ids[:, : self._length]
 
-    def chosen(self, scores_MV: torch.Tensor, *, sample: bool) -> torch.Tensor:
+    def chosen(self, scores_MV: Tensor, *, sample: bool) -> Tensor:
         """The next token of each row. `torch.multinomial` divides by a draw for each probability
         and takes the largest; the draws are made for all N rows, so that a row has its own."""
         if not sample:
@@ -159,12 +148,12 @@ class Rows:
         draws_MV = exponential_draws(p_MV, len(self._finished), self._places_M)
         return (p_MV / draws_MV).argmax(dim=-1)
 
-    def append(self, tokens_M: torch.Tensor) -> None:
+    def append(self, tokens_M: Tensor) -> None:
         """Add a token to each row; padding, if the row has ended."""
         self._ids[:, self._length] = tokens_M.where(self.going_M, self._padding)
         self._length += 1
 
-    def leave(self) -> torch.Tensor | None:
+    def leave(self) -> Tensor | None:
         """Let the rows that have ended leave, if they are enough; the places of those that stay."""
         ended_M = ~self.going_M
         if ended_M.sum() < max(1, LEAVE * len(ended_M)):
@@ -175,13 +164,13 @@ class Rows:
         self.going_M = self.going_M[kept]
         return kept
 
-    def all_ids(self) -> torch.Tensor:
+    def all_ids(self) -> Tensor:
         """All N rows, as wide as the longest."""
         self._finished[self._places_M] = self._ids
         return self._finished[:, : self._length]
 
 
-def repeats(ids_NL: torch.Tensor, mask_NL: torch.Tensor) -> int:
+def repeats(ids_NL: Tensor, mask_NL: Tensor) -> int:
     """How many rows in succession have the same prompt, if these are equally many of each."""
     same = (ids_NL[1:] == ids_NL[:-1]).all(dim=1) & (mask_NL[1:] == mask_NL[:-1]).all(dim=1)
     starts = [0, *((~same).nonzero().flatten() + 1).tolist(), len(ids_NL)]
@@ -189,81 +178,66 @@ def repeats(ids_NL: torch.Tensor, mask_NL: torch.Tensor) -> int:
     return first if all(one == first for one in others) else 1
 
 
-class ModelForward:
-    """The model's own forward pass, for any model."""
+class ForwardPass:
+    """The model's own forward pass for the prompts and the first token, and from then on
+    `ShortForward`, if the model `may_be_short` and both computed the same logits up to rounding."""
 
     def __init__(self, model: Any, inputs: dict[str, Any]):
-        self._model = model
-        self.inputs = inputs
+        self._model, self._inputs = model, inputs
+        self._short: ShortForward | None = None
+        self._compared = False
 
-    def read_prompts(self, ids_NL: torch.Tensor, times: int) -> torch.Tensor:
-        """The first pass: one of every `times` rows, which have the same prompt."""
+    def read_prompts(self, ids_NL: Tensor, longest: int) -> Tensor:
+        """Read one of the rows in succession that have the same prompt; none will be longer than
+        `longest`."""
+        times = repeats(ids_NL, self._inputs["attention_mask"])
         once = {
             name: value[::times] if name in BY_ROW_INPUTS else value
-            for name, value in self.inputs.items()
+            for name, value in self._inputs.items()
         }
-        step = self._model.prepare_inputs_for_generation(
-            ids_NL[::times], is_first_iteration=True, **once
-        )
-        outputs = self._model(**step, return_dict=True)
-        logits_NV = outputs.logits[:, -1].to(torch.float32, copy=True)  # the others may be large
+        outputs, logits_NV = self._pass(ids_NL[::times], once, is_first_iteration=True)
         if times > 1:
             outputs[CACHE].batch_repeat_interleave(times)
             logits_NV = logits_NV.repeat_interleave(times, dim=0)
-        self.inputs = self._model._update_model_kwargs_for_generation(outputs, self.inputs)
+        self._inputs = self._model._update_model_kwargs_for_generation(outputs, self._inputs)
+        if may_be_short(self._model, self._inputs):
+            self._short = ShortForward(self._model, self._inputs, longest)
         return logits_NV
 
-    def logits(self, ids_ML: torch.Tensor) -> torch.Tensor:
-        step = self._model.prepare_inputs_for_generation(
-            ids_ML, next_sequence_length=1, **self.inputs
-        )
-        outputs = self._model(**step, return_dict=True)
-        self.inputs = self._model._update_model_kwargs_for_generation(outputs, self.inputs)
-        return outputs.logits[:, -1].to(torch.float32, copy=True)
-
-    def keep(self, kept_M: torch.Tensor) -> None:
-        self.inputs[CACHE].batch_select_indices(kept_M)
-        for name in BY_ROW_INPUTS & self.inputs.keys():
-            self.inputs[name] = self.inputs[name][kept_M]
-
-
-class ShortIfEqual:
-    """The model's own forward pass for the first token, and from then on `ShortForward`, if the
-    model `may_be_short` and both computed the same logits up to rounding.
-
-    Args:
-        read: the model's own forward pass, after it has read the prompts.
-        longest: length of the longest row at its end.
-    """
-
-    def __init__(self, model: Any, read: ModelForward, longest: int):
-        self._forward: ModelForward | ShortForward = read
-        self._rounding = ROUNDING_MIXED if torch.is_autocast_enabled("cpu") else ROUNDING
-        fits = may_be_short(model, read.inputs)
-        self._short = ShortForward(model, read.inputs, longest) if fits else None
-
-    def logits(self, ids_ML: torch.Tensor) -> torch.Tensor:
-        logits_MV = self._forward.logits(ids_ML)
+    def logits(self, ids_ML: Tensor) -> Tensor:
+        if self._short is not None and self._compared:
+            return self._short.logits(ids_ML)
+        outputs, logits_MV = self._pass(ids_ML, self._inputs, next_sequence_length=1)
+        self._inputs = self._model._update_model_kwargs_for_generation(outputs, self._inputs)
         if self._short is not None:
+            rounding = ROUNDING_MIXED if torch.is_autocast_enabled("cpu") else ROUNDING
             apart_M = (self._short.logits(ids_ML) - logits_MV).norm(dim=-1)
-            if bool((apart_M <= self._rounding * logits_MV.norm(dim=-1)).all()):
-                self._forward = self._short
-            self._short = None
+            if not (apart_M <= rounding * logits_MV.norm(dim=-1)).all():
+                self._short = None
+            self._compared = True
         return logits_MV
 
-    def keep(self, kept_M: torch.Tensor) -> None:
-        self._forward.keep(kept_M)
+    def _pass(self, ids_ML: Tensor, inputs: dict[str, Any], **how: Any) -> tuple[Any, Tensor]:
+        step = self._model.prepare_inputs_for_generation(ids_ML, **how, **inputs)
+        outputs = self._model(**step, return_dict=True)
+        return outputs, outputs.logits[:, -1].to(torch.float32, copy=True)  # the whole may be large
+
+    def keep(self, kept_M: Tensor) -> None:
         if self._short is not None:
             self._short.keep(kept_M)
+        if self._short is None or not self._compared:
+            self._inputs[CACHE].batch_select_indices(kept_M)
+            for name in BY_ROW_INPUTS & self._inputs.keys():
+                self._inputs[name] = self._inputs[name][kept_M]
 
 
-def exponential_draws(like_MV: torch.Tensor, count: int, places_M: torch.Tensor) -> torch.Tensor:
+def exponential_draws(like_MV: Tensor, count: int, places_M: Tensor) -> Tensor:
     """Exponential draws for the rows `places_M` of `count` rows, `(M, V)`.
 
-    `torch.multinomial` divides each probability by such a draw. A batch that rows have left still
-    takes the draws of all of them, so that a row has its own draws and the generator ends in the
-    same state. On a CPU, torch makes a draw of one float64 that is uniform; to make the uniform
-    ones of all rows, and the logarithms of the rows that remain, takes a quarter of the time.
+    A batch that rows have left still takes the draws of all of them, so that a row has its own
+    draws and the generator ends in the same state. On a CPU, torch makes a draw of one float64 that
+    is uniform; the uniform ones of all rows, and the logarithms of the rows that remain, take a
+    quarter of the time.
     """
     width = like_MV.size(1)
     if like_MV.device.type != "cpu" or not made_of_uniform_draws():

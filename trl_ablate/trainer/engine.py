@@ -1,11 +1,9 @@
 """The vLLM engine in the training process: its seed, and the changes that a CPU needs.
 
-TRL passes the rank of each process to its engine as the seed and ignores `--seed`. The engine draws
-from the generators of the process and reseeds them when it is built. So this module sets the
-engine's seed while TRL builds the engine. On a GPU, nothing else in vLLM is changed.
-
+TRL passes the rank of each process to its engine as the seed and ignores `--seed`; the engine
+reseeds the generators of the process when it is built. On a GPU, nothing else in vLLM is changed.
 On a CPU, vLLM packs every linear weight after loading it and deletes the original, so new weights
-cannot be loaded. Here the weights stay unpacked.
+cannot be loaded. Here they stay unpacked.
 """
 
 import os

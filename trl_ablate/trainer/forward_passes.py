@@ -13,12 +13,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from trl.kernels import chunked_logprob
 from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 from trl.trainer import utils as trl_utils
 
+from trl_ablate.trainer.architectures import check_packs, may_move_rows, may_share
 from trl_ablate.trainer.batching import width_of
 from trl_ablate.trainer.shared_prompts import (
     Found,
@@ -42,12 +43,27 @@ LOGITS_AT_ONCE = 2**19
 TEXT_FORWARD = frozenset(("compute_entropy", "compute_aux_loss"))
 
 
+def passes_of(trainer: Any) -> "Passes | None":
+    """How a trainer makes forward passes; None: with TRL's padding."""
+    args, model, accelerator = trainer.args, trainer.model, trainer.accelerator
+    trims = args.trim_microbatches and may_move_rows(model, aux_loss=trainer.aux_loss_enabled)
+    if args.padding_free:
+        check_packs(model.config.model_type, trimmed=trims)
+    if not trims:
+        return None
+    # A pass has a high fixed cost on a GPU, and several processes have to take equally many
+    splits = accelerator.num_processes == 1 and accelerator.device.type == "cpu"
+    return Passes(
+        multiple=args.trimmed_to_multiple_of,
+        least_saved=POSITIONS_OF_A_PASS if splits else None,
+        packs=args.padding_free,
+        shares=args.shares_prompts and may_share(model),
+    )
+
+
 @dataclass(frozen=True)
 class Passes:
-    """How the forward passes of a trainer are made.
-
-    `multiple` and `least_saved` are those of `forward_trimmed`.
-    """
+    """How forward passes are made; `multiple` and `least_saved` are those of `forward_trimmed`."""
 
     multiple: int = 1
     least_saved: int | None = None
@@ -57,8 +73,8 @@ class Passes:
     def __call__(
         self,
         forward: Callable[..., tuple],
-        ids_NL: torch.Tensor,
-        mask_NL: torch.Tensor,
+        ids_NL: Tensor,
+        mask_NL: Tensor,
         completion_length: int,
         rows_at_once: int | None = None,
     ) -> Found:
@@ -75,17 +91,13 @@ class Passes:
         parts = zip(ids_NL.split(size), mask_NL.split(size), strict=True)
         return joined([whole(forward, ids, mask, completion_length) for ids, mask in parts])
 
-    def worth_sharing(
-        self, ids_NL: torch.Tensor, mask_NL: torch.Tensor, completion_length: int
-    ) -> bool:
+    def worth_sharing(self, ids_NL: Tensor, mask_NL: Tensor, completion_length: int) -> bool:
         if not self.shares:
             return False
         trimmed = self._trimmed_positions(mask_NL)
         return computed_tokens(ids_NL, mask_NL, completion_length) <= WORTH * trimmed
 
-    def positions(
-        self, ids_NL: torch.Tensor, mask_NL: torch.Tensor, completion_length: int
-    ) -> tuple[int, int]:
+    def positions(self, ids_NL: Tensor, mask_NL: Tensor, completion_length: int) -> tuple[int, int]:
         """How many positions a pass over these rows computes, and how many of them are padding."""
         if self.packs:
             return int(mask_NL.sum()), 0
@@ -94,17 +106,10 @@ class Passes:
         trimmed = self._trimmed_positions(mask_NL)
         return trimmed, trimmed - int(mask_NL.sum())
 
-    def _trimmed_positions(self, mask_NL: torch.Tensor) -> int:
+    def _trimmed_positions(self, mask_NL: Tensor) -> int:
         groups = groups_by_length(mask_NL.sum(dim=1), None, self.least_saved)
         widths = [min(mask_NL.size(1), width_of(mask_NL[rows], self.multiple)) for rows in groups]
         return sum(len(rows) * width for rows, width in zip(groups, widths, strict=True))
-
-
-def positions_of_a_pass(accelerator: Accelerator) -> int | None:
-    """The padding that is worth one more forward pass; None: never, as with a GPU, on which a pass
-    has a high fixed cost, or with several processes, which have to take equally many."""
-    alone = accelerator.num_processes == 1 and accelerator.device.type == "cpu"
-    return POSITIONS_OF_A_PASS if alone else None
 
 
 def needs_all_processes(model: Any) -> bool:
@@ -129,19 +134,14 @@ def of_responses(forward: Callable[..., tuple], model: Any) -> Callable[..., tup
     other inputs of the model where these are given.
 
     The cost of the LM head grows with the vocabulary. TRL leaves out positions without a label, but
-    only on GPUs with Triton, as other devices might compile again for each number of positions. And
-    in a row that was moved to the left, padding and prompts have labels for TRL. Here, only tokens
-    whose result is used have one, and positions without one are left out on a CPU, too.
+    only on GPUs with Triton, and in a row that was moved to the left, padding and prompts have one.
+    Here, only tokens whose result is used have one, and the others are left out on a CPU, too.
     """
 
     def call(
-        ids_NL: torch.Tensor,
-        mask_NL: torch.Tensor,
-        width: int,
-        labelled_NL: torch.Tensor,
-        **instead: Any,
+        ids_NL: Tensor, mask_NL: Tensor, width: int, labelled_NL: Tensor, **instead: Any
     ) -> tuple:
-        def labelled(*, labels: torch.Tensor, **inputs: Any) -> Any:
+        def labelled(*, labels: Tensor, **inputs: Any) -> Any:
             return model(labels=labels.masked_fill(labelled_NL == 0, -100), **{**inputs, **instead})
 
         if ids_NL.device.type != "cpu":
@@ -155,21 +155,18 @@ def of_responses(forward: Callable[..., tuple], model: Any) -> Callable[..., tup
 
 def forward_trimmed(
     forward: Callable[..., tuple],
-    ids_NL: torch.Tensor,
-    mask_NL: torch.Tensor,
+    ids_NL: Tensor,
+    mask_NL: Tensor,
     completion_length: int,
     rows_at_once: int | None = None,
     multiple: int = 1,
     least_saved: int | None = None,
 ) -> Found:
     """The results of `forward(ids, mask, completion_length, labelled)` for each token, at lower
-    cost.
+    cost: `(N, completion_length)` each, or None, and 0 at padding.
 
-    Rows are sorted by length and processed in groups of at most `rows_at_once`, each group cut to
-    its longest row, rounded up to a `multiple`. A group is split further where this saves at least
-    `least_saved` positions of padding. The results, each `(N, completion_length)` or None, are in
-    the original order of the rows and 0 at padding. `labelled` is 1 at the tokens whose results are
-    used.
+    Rows are taken in groups of similar length, each moved to the left, and cut to its longest row,
+    rounded up to a `multiple`. `labelled` is 1 at the tokens whose results are used.
     """
     groups = groups_by_length(mask_NL.sum(dim=1), rows_at_once, least_saved)
     if len(groups) == 1:
@@ -182,8 +179,8 @@ def forward_trimmed(
 
 
 def groups_by_length(
-    lengths_N: torch.Tensor, at_most: int | None = None, least_saved: int | None = None
-) -> list[torch.Tensor]:
+    lengths_N: Tensor, at_most: int | None = None, least_saved: int | None = None
+) -> list[Tensor]:
     """The rows sorted by length, in groups of at most `at_most`; each is split where this saves at
     least `least_saved` positions of padding."""
     order_N = torch.argsort(lengths_N, stable=True)
@@ -193,7 +190,7 @@ def groups_by_length(
     return [part for rows in groups for part in _split(rows, lengths_N[rows], least_saved)]
 
 
-def _split(rows: torch.Tensor, lengths_M: torch.Tensor, least_saved: int) -> list[torch.Tensor]:
+def _split(rows: Tensor, lengths_M: Tensor, least_saved: int) -> list[Tensor]:
     """Split sorted rows where the shorter ones save most, as often as it is worth it."""
     saved_M = torch.arange(len(rows), device=rows.device) * (lengths_M[-1] - lengths_M.roll(1))
     at = int(saved_M.argmax())
@@ -207,11 +204,7 @@ def _split(rows: torch.Tensor, lengths_M: torch.Tensor, least_saved: int) -> lis
 
 
 def _moved_left(
-    forward: Callable[..., tuple],
-    ids_NL: torch.Tensor,
-    mask_NL: torch.Tensor,
-    width: int,
-    multiple: int,
+    forward: Callable[..., tuple], ids_NL: Tensor, mask_NL: Tensor, width: int, multiple: int
 ) -> Found:
     """Forward pass with every row moved to the left, so that all padding is at its end.
 
@@ -244,7 +237,7 @@ def _moved_left(
 
 
 def forward_packed(
-    forward: Callable[..., tuple], ids_NL: torch.Tensor, mask_NL: torch.Tensor, width: int
+    forward: Callable[..., tuple], ids_NL: Tensor, mask_NL: Tensor, width: int
 ) -> Found:
     """The results of `forward_row` from one row without padding.
 
@@ -265,11 +258,7 @@ def forward_packed(
 
 
 def without_gradient_of(
-    idle_N: torch.Tensor,
-    passes: Callable[..., Found],
-    ids_NL: torch.Tensor,
-    mask_NL: torch.Tensor,
-    *more: Any,
+    idle_N: Tensor, passes: Callable[..., Found], ids_NL: Tensor, mask_NL: Tensor, *more: Any
 ) -> Found:
     """The results of `passes(ids, mask, *more)`, without a gradient for the idle rows."""
     parts: list[Sequence[Any]] = []
@@ -309,7 +298,7 @@ def by_rows(fold: Callable[..., None]) -> Callable[..., None]:
     """TRL's `fold(tile, stride, *values of each row, first column, number of columns)`, which
     changes the tile or the values in place, for a few rows after another."""
 
-    def folded(tile: torch.Tensor, stride: int, *values: Any, **settings: Any) -> None:
+    def folded(tile: Tensor, stride: int, *values: Any, **settings: Any) -> None:
         *of_rows, first, columns = values
         at_once = max(1, LOGITS_AT_ONCE // columns)
         for start in range(0, len(tile), at_once):

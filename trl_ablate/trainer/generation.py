@@ -3,8 +3,8 @@
 A completion may end once it has more than `min_tokens` tokens: at an EOS, which is not sampled
 before, or at a token that completes a stop string, which stays in the completion. A stop string
 completed earlier is ordinary text. vLLM does this with its `SamplingParams`. transformers only bans
-the EOS, also looks for stop strings in the prompt, and gets no tokenizer from TRL; its continuous
-batching has neither stop strings nor a minimum. This module adds what is missing.
+the EOS, and looks for stop strings in the prompt, too; its continuous batching has neither stop
+strings nor a minimum. This module adds what is missing.
 """
 
 import copy
@@ -66,21 +66,18 @@ def check_turns(trainer: Any) -> None:
             )
 
 
-def evaluation_generation_kwargs(config: AblationConfig) -> dict[str, Any]:
-    """The sampling arguments of evaluation that differ from training, by the backend's names."""
-    if config.eval_temperature == 0 and not config.use_vllm:
-        return {"do_sample": False, "temperature": 1.0, "top_p": 1.0}
-    given = {"temperature": config.eval_temperature, "top_p": config.eval_top_p}
-    return {name: value for name, value in given.items() if value is not None}
-
-
 @contextmanager
-def sampling_by(trainer: Any, changes: dict[str, Any]):
-    """Change how a `GRPOTrainer` samples, on its backend, until the end of the block.
+def evaluation_sampling(trainer: Any):
+    """Until the end of the block, a trainer samples as in evaluation, on its backend.
 
     With vLLM, in both modes, `generation_kwargs` override everything else. transformers samples by
     the `generation_config`; `generation_kwargs` only fill in what is not set there.
     """
+    config = trainer.args
+    given = {"temperature": config.eval_temperature, "top_p": config.eval_top_p}
+    changes: dict[str, Any] = {name: one for name, one in given.items() if one is not None}
+    if config.eval_temperature == 0 and not config.use_vllm:
+        changes = {"do_sample": False, "temperature": 1.0, "top_p": 1.0}
     if not changes:
         yield
         return
@@ -109,20 +106,14 @@ class StopStrings:
         self._min_tokens = min_tokens
 
     def ended(self, ids: list[int], last_turn: list[int] | None = None) -> bool:
-        """Whether a completion ended with EOS or a stop string, not at the length limit.
-
-        `last_turn`: its tokens that the policy wrote after the last of a tool, if there are any; a
-        stop string before them has ended an earlier turn.
-        """
+        """Whether a completion ended with EOS or a stop string, not at the length limit. A stop
+        string before its `last_turn`, behind the last token of a tool, has ended an earlier one."""
         own = ids if last_turn is None else last_turn
         return bool(ids) and (ids[-1] in self._ends or self._stopped(own, self._early(own)))
 
     def cut(self, ids: list[int]) -> list[int]:
         """The completion up to the token that completed a stop string; all of it, if none did.
-
-        transformers pads a stopped row until the whole batch is done; its continuous batching
-        continues to sample. Cutting does not change the distribution of the tokens before.
-        """
+        Behind it, transformers pads a row, or continues to sample (continuous batching)."""
         early = self._early(ids)
         last = len(ids)
         while last and ids[last - 1] in self._ends:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trl_ablate.advantages import (
     compute_advantages,
@@ -42,50 +43,14 @@ class Scored:
 
     batch: Batch
     """Of this process."""
-    outcome_N: torch.Tensor
+    outcome_N: Tensor
     """The reward that baseline, scale and filter look at."""
-    shaping_N: torch.Tensor | None
-    passed_N: torch.Tensor
-    penalty_N: torch.Tensor | None
+    shaping_N: Tensor | None
+    passed_N: Tensor
+    penalty_N: Tensor | None
     """Subtracted from the reward, but not looked at by the filter and the gate."""
     generated: int
     generated_tokens: int
-
-
-@dataclass(frozen=True)
-class Rewards:
-    """The rewards of all reward functions, with their names and weights."""
-
-    rewards_NF: torch.Tensor
-    weights_F: torch.Tensor
-    names: Sequence[str]
-
-    def split(self, gate: str | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The reward that decides, and the shaping reward within it, which a gate separates."""
-        if gate is None:
-            return weighted_reward(self.rewards_NF, self.weights_F), None
-        is_gate_F = self._is(gate)
-        outcome_N = weighted_reward(self.rewards_NF[:, is_gate_F], self.weights_F[is_gate_F])
-        others_NF = self.rewards_NF[:, ~is_gate_F] * self.weights_F[~is_gate_F].to(outcome_N)
-        return outcome_N, others_NF.nansum(1)
-
-    def noisy(self, draws_N: list[float], probability: float, gate: str | None) -> "Rewards":
-        """With some outcomes flipped; with a gate, only the gate's."""
-        rewards_NF = flipped(self.rewards_NF, draws_N, probability)
-        if gate is not None:
-            is_gate_F = self._is(gate).to(rewards_NF.device)
-            rewards_NF = torch.where(is_gate_F, rewards_NF, self.rewards_NF)
-        return Rewards(rewards_NF, self.weights_F, self.names)
-
-    def passed(self, gate: str | None) -> torch.Tensor:
-        """Whether the gate's reward, that of the answer, or else the whole one is above 0."""
-        deciding = gate or (ANSWER if ANSWER in self.names else None)
-        if deciding is None:
-            return self.split(None)[0] > 0
-        return self.rewards_NF[:, self.names.index(deciding)] > 0
-
-    def _is(self, name: str) -> torch.Tensor:
-        return torch.tensor([one == name for one in self.names])
 
 
 def told_apart(names: Sequence[str]) -> list[str]:
@@ -99,7 +64,6 @@ def told_apart(names: Sequence[str]) -> list[str]:
 
 
 def check_outcome_gate(config: Any, names: list[str]) -> None:
-    """Refuse the name of a reward function that does not exist."""
     gate = config.outcome_gate
     if gate is not None and gate not in names:
         raise ConfigurationError(
@@ -108,12 +72,25 @@ def check_outcome_gate(config: Any, names: list[str]) -> None:
         )
 
 
+def outcome_and_shaping(
+    rewards_NF: Tensor, weights_F: Tensor, gate: int | None
+) -> tuple[Tensor, Tensor | None]:
+    """The reward that decides, and the sum of the others, which a gate separates from it."""
+    if gate is None:
+        return weighted_reward(rewards_NF, weights_F), None
+    others_F = torch.arange(len(weights_F)) != gate
+    outcome_N = weighted_reward(rewards_NF[:, ~others_F], weights_F[~others_F])
+    return outcome_N, (rewards_NF[:, others_F] * weights_F[others_F].to(outcome_N)).nansum(1)
+
+
 def scored(
     setting: Setting,
     batch: Batch,
-    rewards: Rewards,
+    rewards_NF: Tensor,
+    weights_F: Tensor,
+    names: list[str],
     lengths: Sequence[int],
-    of_kl_N: torch.Tensor | None,
+    of_kl_N: Tensor | None,
     call: str,
 ) -> Scored:
     """The result of one call of TRL. In training, the control switches act on the rewards.
@@ -124,9 +101,11 @@ def scored(
         call: step and number of the call, from which the draws of the controls follow.
     """
     args: Any = setting.config
-    lengths_N = torch.tensor(lengths, device=rewards.rewards_NF.device)
-    gate = args.outcome_gate if args.outcome_gate in rewards.names else None  # of a set's rewards
-    outcome_N, shaping_N = rewards.split(gate)
+    lengths_N = torch.tensor(lengths, device=rewards_NF.device)
+    gate = names.index(args.outcome_gate) if args.outcome_gate in names else None  # not of a set's
+    outcome_N, shaping_N = outcome_and_shaping(rewards_NF, weights_F, gate)
+    deciding = names.index(ANSWER) if gate is None and ANSWER in names else gate
+    passed_N = (outcome_N if deciding is None else rewards_NF[:, deciding]) > 0
     if setting.training and (args.reward_noise or args.placebo):
         draw = random.Random(f"{args.seed}-{call}-reward")
         draws_N = [draw.random() for _ in lengths]
@@ -134,19 +113,18 @@ def scored(
             longest = args.max_completion_length
             outcome_N, shaping_N = placebo_reward(args.placebo, draws_N, lengths_N, longest), None
         else:
-            noisy = rewards.noisy(draws_N, args.reward_noise, gate)
-            outcome_N, shaping_N = noisy.split(gate)
+            noisy_NF = flipped(rewards_NF, draws_N, args.reward_noise)
+            outcome_N, _ = outcome_and_shaping(noisy_NF, weights_F, gate)
     penalty_N = of_kl_N
     if setting.training and args.overlong_penalty:
         over_N = overlong_penalty(lengths_N, args.max_completion_length, args.overlong_share)
         of_length_N = args.overlong_penalty * over_N
         setting.metrics["rollouts/overlong_penalty"].append(of_length_N.mean().item())
         penalty_N = of_length_N if of_kl_N is None else of_kl_N + of_length_N
-    passed_N = rewards.passed(gate)
     return Scored(batch, outcome_N, shaping_N, passed_N, penalty_N, len(lengths), sum(lengths))
 
 
-def with_advantages(setting: Setting, found: Scored, *, bonus: bool) -> tuple[Batch, torch.Tensor]:
+def with_advantages(setting: Setting, found: Scored, *, bonus: bool) -> tuple[Batch, Tensor]:
     """The batch with our advantages, and without the groups and rows that are left out; and the
     advantages of all processes. `bonus`: whether the loss has an entropy bonus."""
     args, group = setting.config, setting.group
@@ -161,7 +139,15 @@ def with_advantages(setting: Setting, found: Scored, *, bonus: bool) -> tuple[Ba
     weights_P = _row_weights(args, tokens_N.view(-1, group), kept_P)
     weights_N = None if weights_P is None else weights_P.repeat_interleave(group)
     if setting.training:
-        _log(setting, found, advantages_N, tokens_N, kept_N, weights_N)
+        of_tokens = args.loss_type not in MEAN_OVER_TOKENS
+        weighted_N = advantages_N if weights_N is None else advantages_N * weights_N
+        for name, value in {
+            **rollout_counts(found.generated, found.generated_tokens, tokens_N, kept_N),
+            **pass_counts(found.passed_N.view(-1, group)),
+            **weight_by_sign(advantages_N),
+            **weight_by_length(weighted_N, tokens_N * kept_N, per_token=of_tokens),
+        }.items():
+            setting.metrics[name].append(value)
     local = setting.local_rows(len(found.batch["prompt_mask"]))
     batch = {**found.batch, "advantages": advantages_N[local]}
     if not kept_N.all():
@@ -173,7 +159,7 @@ def with_advantages(setting: Setting, found: Scored, *, bonus: bool) -> tuple[Ba
     return batch, advantages_N
 
 
-def _row_weights(args: Any, tokens_PG: torch.Tensor, kept_P: torch.Tensor) -> torch.Tensor | None:
+def _row_weights(args: Any, tokens_PG: Tensor, kept_P: Tensor) -> Tensor | None:
     """The factor of the loss of each group's rows, `(P,)`; None if all are 1."""
     if args.length_norm == "prompt":
         return prompt_weights(tokens_PG, kept_P)
@@ -184,9 +170,7 @@ def _row_weights(args: Any, tokens_PG: torch.Tensor, kept_P: torch.Tensor) -> to
     return torch.full(kept_P.shape, len(kept_P) / max(1, int(kept_P.sum()))).to(tokens_PG.device)
 
 
-def _advantages(
-    setting: Setting, found: Scored, tokens_N: torch.Tensor, kept_N: torch.Tensor
-) -> torch.Tensor:
+def _advantages(setting: Setting, found: Scored, tokens_N: Tensor, kept_N: Tensor) -> Tensor:
     """`(N,)`. A dropped group takes no part in the statistics of the batch."""
     args, group = setting.config, setting.group
     if args.multi_objective_aggregation == "sum_then_normalize":
@@ -211,40 +195,16 @@ def _advantages(
     )
 
 
-def _log(
-    setting: Setting,
-    found: Scored,
-    advantages_N: torch.Tensor,
-    tokens_N: torch.Tensor,
-    kept_N: torch.Tensor,
-    weights_N: torch.Tensor | None,
-) -> None:
-    of_tokens = setting.config.loss_type not in MEAN_OVER_TOKENS
-    weighted_N = advantages_N if weights_N is None else advantages_N * weights_N
-    for name, value in {
-        **rollout_counts(found.generated, found.generated_tokens, tokens_N, kept_N),
-        **pass_counts(found.passed_N.view(-1, setting.group)),
-        **weight_by_sign(advantages_N),
-        **weight_by_length(weighted_N, tokens_N * kept_N, per_token=of_tokens),
-    }.items():
-        setting.metrics[name].append(value)
-
-
-def pass_counts(passed_PG: torch.Tensor) -> dict[str, float]:
+def pass_counts(passed_PG: Tensor) -> dict[str, float]:
     """`groups/passed/k`: the share of groups of which exactly k completions pass, for k = 0 … G.
-
-    An ungraded completion does not pass.
-    """
-    counts_P = passed_PG.sum(dim=1)
-    return {
-        f"groups/passed/{k}": (counts_P == k).float().mean().item()
-        for k in range(passed_PG.size(1) + 1)
-    }
+    An ungraded completion does not pass."""
+    counts_P, group = passed_PG.sum(dim=1), passed_PG.size(1)
+    return {f"groups/passed/{k}": (counts_P == k).float().mean().item() for k in range(group + 1)}
 
 
-def weight_by_sign(advantages_N: torch.Tensor) -> dict[str, float]:
-    """`advantages/positive` and `advantages/negative`: the sum of the advantages of this sign, as
-    an absolute value, divided by N. Their sum is the mean absolute advantage."""
+def weight_by_sign(advantages_N: Tensor) -> dict[str, float]:
+    """`advantages/positive`, `advantages/negative`: the sum of the absolute advantages of this
+    sign, divided by N; together, the mean absolute advantage."""
     return {
         "advantages/positive": advantages_N.clamp(min=0).mean().item(),
         "advantages/negative": (-advantages_N).clamp(min=0).mean().item(),
@@ -252,14 +212,13 @@ def weight_by_sign(advantages_N: torch.Tensor) -> dict[str, float]:
 
 
 def weight_by_length(
-    advantages_N: torch.Tensor, tokens_N: torch.Tensor, *, per_token: bool
+    advantages_N: Tensor, tokens_N: Tensor, *, per_token: bool
 ) -> dict[str, float]:
     """`advantages/weight/q1` (shortest quarter of the completions) to `q4` (longest): share of the
-    weight in the loss.
+    weight in the loss; 0 if all weights are.
 
-    The advantages take the factor of their row in the loss, if it has one (`length_norm` 'prompt').
-    The weight of a completion is |A|, times its tokens if the loss is a sum over tokens
-    (`per_token`) and not a mean over them. If all weights are 0, so are the shares.
+    The weight of a completion is |A|, with the factor of its row, times its tokens if the loss is a
+    sum over tokens (`per_token`) and not a mean over them.
     """
     weights_N = advantages_N.abs().float() * (tokens_N if per_token else 1)
     whole = weights_N[tokens_N > 0].sum()
@@ -270,16 +229,10 @@ def weight_by_length(
 
 
 def rollout_counts(
-    generated: int, generated_tokens: int, tokens_N: torch.Tensor, kept_N: torch.Tensor
+    generated: int, generated_tokens: int, tokens_N: Tensor, kept_N: Tensor
 ) -> dict[str, float]:
-    """Rollouts and tokens of one GRPO step: generated, used in the loss, and dropped (the rest).
-
-    Args:
-        generated: completions generated, over all rounds.
-        generated_tokens: their tokens.
-        tokens_N: the tokens of the batch's completions that may count in the loss.
-        kept_N: whether they count.
-    """
+    """Rollouts and tokens of one GRPO step: generated over all rounds, used in the loss (those of
+    the batch that count, and are kept), and dropped (the rest)."""
     used_N = tokens_N * kept_N
     used, used_tokens = int((used_N > 0).sum()), int(used_N.sum())
     return {

@@ -1,8 +1,7 @@
 """The gap between the engine's and the trainer's log-probabilities, and its correction.
 
-The two differ a little because of rounding, and a lot if the engine's weights are stale. Every
-microbatch adds one row of facts per completion. The metrics are computed from all rows at once, as
-quartiles and maxima cannot be combined from parts.
+Every microbatch adds one row of facts per completion. The metrics are computed from all rows at
+once, as quartiles and maxima cannot be combined from parts.
 """
 
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from enum import IntEnum
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trl_ablate.config import AblationConfig
 from trl_ablate.losses import importance_ratio
@@ -24,8 +24,6 @@ NO_BOUNDS: dict[str, Any] = {"mode": "token_truncate", "low": None, "high": None
 
 
 class Fact(IntEnum):
-    """The columns of a row of facts."""
-
     LENGTH = 0
     HELD = 1
     GAP_SUM = 2
@@ -39,11 +37,7 @@ class Fact(IntEnum):
 
 
 class MismatchCorrection:
-    """The importance correction of one trainer, and its statistics since the last logged row.
-
-    With one optimizer step per rollout batch, the ratio is computed from the log-probabilities of
-    the training's forward pass (`correct`); otherwise TRL has put it into the inputs.
-    """
+    """The importance correction of one trainer, and its statistics since the last logged row."""
 
     def __init__(self, config: AblationConfig):
         self.saves_a_forward = config.saves_a_forward
@@ -56,23 +50,23 @@ class MismatchCorrection:
             "high": config.vllm_importance_sampling_clip_max,
         }
         self._microbatches = config.steps_per_generation
-        self._rows: list[torch.Tensor] = []
+        self._rows: list[Tensor] = []
         """One tensor per microbatch since the last logged row."""
-        self._gaps: list[torch.Tensor] = []
+        self._gaps: list[Tensor] = []
         """One result of `local_gap` per rollout batch since the last logged row."""
-        self._of_this_rollout: list[torch.Tensor] = []
+        self._of_this_rollout: list[Tensor] = []
 
-    def carried(self) -> dict[str, list[torch.Tensor]]:
+    def carried(self) -> dict[str, list[Tensor]]:
         """The state to save in a checkpoint between two optimizer steps."""
         return {"rows": self._rows, "gaps": self._gaps, "of_this_rollout": self._of_this_rollout}
 
-    def restore(self, carried: dict[str, list[torch.Tensor]]) -> None:
+    def restore(self, carried: dict[str, list[Tensor]]) -> None:
         self._rows, self._gaps = carried["rows"], carried["gaps"]
         self._of_this_rollout = carried.get("of_this_rollout", [])  # older checkpoints have none
 
     def correct(self, loss_pass: LossPass) -> None:
-        """Reject what is too far from the sampler, and add the importance ratio to the inputs of
-        TRL's loss if they lack it."""
+        """Reject what is too far from the sampler, and, with one optimizer step per rollout batch,
+        add the importance ratio from the training's own forward pass, if TRL has not."""
         shown = loss_pass.shown
         if self._limit is not None and SAMPLING_LOGPS in loss_pass.inputs:
             loss_pass.reject_far_rows(self._limit)
@@ -80,8 +74,7 @@ class MismatchCorrection:
             ratio = self.ratio(loss_pass.logps_NT, shown, loss_pass.mask_NT)
             shown["importance_sampling_ratio"] = ratio
 
-    def ratio(self, logps_NT: torch.Tensor, batch: Batch, mask_NT: torch.Tensor) -> torch.Tensor:
-        """See `losses.importance_ratio`."""
+    def ratio(self, logps_NT: Tensor, batch: Batch, mask_NT: Tensor) -> Tensor:
         return importance_ratio(logps_NT, batch[SAMPLING_LOGPS], mask_NT, **self._bounds)
 
     def record(self, loss_pass: LossPass) -> None:
@@ -110,7 +103,7 @@ class MismatchCorrection:
             self._gaps.append(local_gap(torch.cat(self._of_this_rollout)))
             self._of_this_rollout = []
 
-    def metrics(self, gather: Callable[[torch.Tensor], Any]) -> dict[str, float]:
+    def metrics(self, gather: Callable[[Tensor], Any]) -> dict[str, float]:
         """Metrics over all processes since the last call; the gap only if TRL does not log it."""
         if not self._rows:
             return {}
@@ -122,19 +115,17 @@ class MismatchCorrection:
 
 
 def mismatch_rows(
-    logps_NT: torch.Tensor,
-    sampling_logps_NT: torch.Tensor,
-    ratio_NT: torch.Tensor,
-    mask_NT: torch.Tensor,
+    logps_NT: Tensor,
+    sampling_logps_NT: Tensor,
+    ratio_NT: Tensor,
+    mask_NT: Tensor,
     mode: str,
     low: float | None,
     high: float | None,
-) -> torch.Tensor:
+) -> Tensor:
     """One row of `Fact`s per completion: `(N, 10)`.
 
-    Shapes: log-probabilities and mask `(N, T)`; `ratio_NT`, the correction's factor of the loss,
-    `(N, T)`, or `(N, 1)` for whole sequences.
-
+    `ratio_NT`, the correction's factor of the loss, is `(N, T)`, or `(N, 1)` for whole sequences.
     HELD is the share of the completion's tokens that the correction removes (`*_mask`, and rejected
     completions) or holds at a bound (`*_truncate`); for whole sequences it is 0 or 1. A token for
     which the engine gave no log-probability (NaN) has no gap.
@@ -144,7 +135,11 @@ def mismatch_rows(
     gap_NT = (logps_NT - sampling_logps_NT).abs().masked_fill(~known_NT, 0.0)
     of_tokens = ratio_NT.size(1) == mask_NT.size(1)
     counted = mask_NT if of_tokens else torch.ones_like(ratio_NT, dtype=torch.bool)
-    held_NT = _held(ratio_NT, mode, low, high) & mask_NT
+    held_NT = ratio_NT == 0  # masked, or its completion is rejected
+    if mode.endswith("truncate"):
+        held_NT |= ratio_NT <= (-torch.inf if low is None else low)
+        held_NT |= ratio_NT >= (torch.inf if high is None else high)
+    held_NT = held_NT & mask_NT
     facts = {
         Fact.LENGTH: mask_NT.sum(dim=1),
         Fact.HELD: held_NT.sum(dim=1) / mask_NT.sum(dim=1).clamp(min=1),
@@ -160,7 +155,7 @@ def mismatch_rows(
     return torch.stack([facts[fact].float() for fact in Fact], dim=1)
 
 
-GAPS: dict[str, Callable[..., torch.Tensor]] = {
+GAPS: dict[str, Callable[..., Tensor]] = {
     SAMPLING_GAP: torch.mean,
     "sampling/sampling_logp_difference/max": torch.amax,
     "sampling/importance_sampling_ratio/min": torch.amin,
@@ -170,7 +165,7 @@ GAPS: dict[str, Callable[..., torch.Tensor]] = {
 """TRL's metrics of the mismatch, by TRL's names, and what makes one number of all processes'."""
 
 
-def local_gap(rows_NF: torch.Tensor) -> torch.Tensor:
+def local_gap(rows_NF: Tensor) -> Tensor:
     """The metrics of `GAPS`, in that order, over one process's part of a rollout batch; 0 without
     tokens. If whole sequences are corrected, completions without tokens count, as in TRL."""
     total = rows_NF.sum(dim=0)
@@ -187,24 +182,20 @@ def local_gap(rows_NF: torch.Tensor) -> torch.Tensor:
     )
 
 
-def gap_metrics(gaps_PB5: torch.Tensor) -> dict[str, float]:
+def gap_metrics(gaps_PB5: Tensor) -> dict[str, float]:
     """Metrics over P processes and B rollout batches, as in TRL: first the mean or extreme over
     the processes, then the mean over the batches."""
     columns = zip(GAPS.items(), gaps_PB5.unbind(dim=2), strict=True)
     return {name: over(gaps_PB, dim=0).mean().item() for (name, over), gaps_PB in columns}
 
 
-def held_by_length(rows_NF: torch.Tensor) -> dict[str, float]:
-    """`sampling/dropped/q1` (shortest quarter of the completions) to `q4` (longest): mean HELD.
-
-    These four numbers show whether a sequence-level correction affects long completions more than
-    short ones.
-    """
+def held_by_length(rows_NF: Tensor) -> dict[str, float]:
+    """`sampling/dropped/q1` (shortest quarter of the completions) to `q4` (longest): mean HELD."""
     quarters = quarters_by_length(rows_NF[:, Fact.HELD], rows_NF[:, Fact.LENGTH])
     return {f"sampling/dropped/{name}": held.mean().item() for name, held in quarters.items()}
 
 
-def effective_sample_size(rows_NF: torch.Tensor) -> dict[str, float]:
+def effective_sample_size(rows_NF: Tensor) -> dict[str, float]:
     """`sampling/effective_sample_size`: (Σ r)² / (n Σ r²) over the ratios of tokens or sequences,
     the share of independent samples that as many weighted ones are worth. 1 if all are equal; not
     logged if all are 0."""
@@ -213,11 +204,3 @@ def effective_sample_size(rows_NF: torch.Tensor) -> dict[str, float]:
     if squares == 0:
         return {}
     return {"sampling/effective_sample_size": (total[Fact.RATIO_SUM] ** 2 / squares).item()}
-
-
-def _held(ratio_NT: torch.Tensor, mode: str, low: float | None, high: float | None) -> torch.Tensor:
-    held_NT = ratio_NT == 0  # masked, or its completion is rejected
-    if mode.endswith("truncate"):
-        held_NT |= ratio_NT <= (-torch.inf if low is None else low)
-        held_NT |= ratio_NT >= (torch.inf if high is None else high)
-    return held_NT

@@ -12,7 +12,7 @@ sizes, and no question counts twice.
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -23,25 +23,16 @@ from datasets import Dataset
 from transformers.trainer_utils import speed_metrics
 from trl.trainer.utils import get_callable_name, is_async_callable, strip_images_from_messages
 
+from trl_ablate import estimates
 from trl_ablate.advantages import weighted_reward
 from trl_ablate.checks import check_best_metric
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.estimates import (
-    GRADED,
-    GROUP,
-    MAIN,
-    Row,
-    by_group,
-    merged,
-    metric_name,
-    reward_metrics,
-    summary,
-)
+from trl_ablate.estimates import GRADED, GROUP, MAIN, Row
 from trl_ablate.metrics import NO_VARIANCE
 from trl_ablate.named_code import waited_for
 from trl_ablate.rewards.own.chosen import Rewards
 from trl_ablate.run.untrusted import on_one_line
-from trl_ablate.trainer.generation import evaluation_generation_kwargs, sampling_by
+from trl_ablate.trainer.generation import evaluation_sampling
 from trl_ablate.trainer.groups import told_apart
 from trl_ablate.trainer.rollouts import completion_metrics
 from trl_ablate.trainer.seeding import own_randomness
@@ -52,57 +43,14 @@ Metrics = dict[str, Any]
 """Metric values by name; None if no completion has the metric."""
 
 
-def own_rewards(trainer: Any, key: str) -> AbstractContextManager[None]:
-    """Until the end of the block, the trainer grades with the rewards of the set, if it has any."""
-    own: Rewards | None = trainer.rewards_of_sets.get(key)
-    if own is None:
-        return nullcontext()
-    return replaced(
-        trainer,
-        reward_funcs=[_plain(one) for one in own.functions],
-        reward_func_names=told_apart([get_callable_name(one) for one in own.functions]),
-        reward_weights=torch.tensor(own.weights).to(trainer.reward_weights),
-        reward_processing_classes=[None] * len(own.functions),
-    )
-
-
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """An async function as a plain one: TRL has an event loop only if the trainer's rewards need
-    it."""
-    if not is_async_callable(function):
-        return function
-    return lambda **given: waited_for(function(**given))
-
-
-def of_question(question: Mapping[str, Any], column: str | None) -> dict[str, Any]:
-    """The entries of a row that name its question and its group, as far as its set has them."""
-    found = {"question": question["question"]} if "question" in question else {}
-    if column is not None and column in question:
-        value = question[column]
-        found[GROUP] = "none" if value is None else on_one_line(str(value))
-    return found
-
-
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of evaluating one set."""
-
     rows: list[Row]
     """One per completion, in the set's order."""
     metrics: Metrics
     """The result of `estimates.summary`."""
     trl_metrics: Metrics
     """TRL's own, by TRL's names."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """The result of one call of TRL's generation and scoring, over all processes."""
-
-    rows: list[Row]
-    rewards: dict[str, list[float | None]]
-    """Per reward function, a reward per row."""
-    trl_metrics: dict[str, float]
 
 
 def evaluate_one_shot(trainer: Any, given: Any = None, prefix: str = "eval") -> Metrics:
@@ -112,10 +60,10 @@ def evaluate_one_shot(trainer: Any, given: Any = None, prefix: str = "eval") -> 
     another set `{prefix}_{key}_...`. `time/eval` is the seconds for all sets.
     """
     started = time.perf_counter()
-    with _eval_mode(trainer.model), apart_from_training(trainer):
+    with apart_from_training(trainer):
         metrics: Metrics = {
-            metric_name(name, key, prefix): value
-            for key, found in _evaluate_each(trainer, given).items()
+            estimates.metric_name(name, key, prefix): value
+            for key, found in _each_set(trainer, given).items()
             for name, value in {**found.trl_metrics, **found.metrics}.items()
         }
         metrics["time/eval"] = time.perf_counter() - started
@@ -128,8 +76,8 @@ def evaluate_one_shot(trainer: Any, given: Any = None, prefix: str = "eval") -> 
 
 def evaluations(trainer: Any, given: Any = None) -> dict[str, Evaluation]:
     """Rows and metrics of every set; nothing is logged."""
-    with _eval_mode(trainer.model), apart_from_training(trainer):
-        return _evaluate_each(trainer, given)
+    with apart_from_training(trainer):
+        return _each_set(trainer, given)
 
 
 def sets(trainer: Any, given: Any = None) -> dict[str, Any]:
@@ -176,39 +124,46 @@ def _empty(key: str) -> ConfigurationError:
     )
 
 
+def own_rewards(trainer: Any, key: str) -> AbstractContextManager[None]:
+    """Until the end of the block, the trainer grades with the rewards of the set, if it has any."""
+    own: Rewards | None = trainer.rewards_of_sets.get(key)
+    if own is None:
+        return nullcontext()
+    return replaced(
+        trainer,
+        reward_funcs=[_plain(one) for one in own.functions],
+        reward_func_names=told_apart([get_callable_name(one) for one in own.functions]),
+        reward_weights=torch.tensor(own.weights).to(trainer.reward_weights),
+        reward_processing_classes=[None] * len(own.functions),
+    )
+
+
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An async function as a plain one: TRL has an event loop only if the trainer's rewards need
+    it."""
+    if not is_async_callable(function):
+        return function
+    return lambda **given: waited_for(function(**given))
+
+
 @contextmanager
 def apart_from_training(trainer: Any):
-    """Protect training's completion log and environments from changes in the block."""
+    """Until the end of the block, the model is in evaluation mode and samples as configured for
+    it, and training's completion log and environments are protected."""
     values: dict[str, Any] = {"_logs": _emptied(trainer._logs)}
     if trainer.environment_factories is not None:
         values["environments"] = trainer.environments
         values["_environment_pool"] = trainer.evaluation_environments
-    with replaced(trainer, **values):
-        yield
-
-
-@contextmanager
-def _eval_mode(model: Any):
-    was_training = model.training
-    model.eval()
+    was_training = trainer.model.training
+    trainer.model.eval()
     try:
-        yield
+        with replaced(trainer, **values), evaluation_sampling(trainer):
+            yield
     finally:
-        model.train(was_training)
+        trainer.model.train(was_training)
 
 
-@contextmanager
-def _no_forward_pass(trainer: Any):
-    """Let TRL score completions without the log-probabilities that only a loss needs: those of the
-    reference model, for vLLM's correction, and of rollouts that are trained on several times."""
-    with (
-        replaced(trainer, beta=0.0, vllm_importance_sampling_correction=False, num_iterations=1),
-        replaced(trainer.args, steps_per_generation=1),
-    ):
-        yield
-
-
-def _evaluate_each(trainer: Any, given: Any) -> dict[str, Evaluation]:
+def _each_set(trainer: Any, given: Any) -> dict[str, Evaluation]:
     """Evaluate every set separately, so that its result does not depend on the other sets."""
     found = {}
     for key, one in sets(trainer, given).items():
@@ -218,22 +173,45 @@ def _evaluate_each(trainer: Any, given: Any) -> dict[str, Evaluation]:
 
 
 def _evaluate_one(trainer: Any, dataset: Any) -> Evaluation:
-    started = time.time()
-    own_sampling = sampling_by(trainer, evaluation_generation_kwargs(trainer.args))
-    with own_sampling, own_randomness(trainer), _no_forward_pass(trainer):
-        calls = [_call(trainer, questions) for questions in _batches(trainer, dataset)]
-    if not calls:
+    started, samples = time.time(), _samples(trainer)
+    rows: list[Row] = []
+    rewards: dict[str, list[float | None]] = {name: [] for name in trainer.reward_func_names}
+    called: list[dict[str, float]] = []
+    counts: list[int] = []
+    with (
+        own_randomness(trainer),
+        # Only a loss needs log-probabilities: of the reference model, for vLLM's correction, and
+        # of rollouts that are trained on several times
+        replaced(trainer, beta=0.0, vllm_importance_sampling_correction=False, num_iterations=1),
+        replaced(trainer.args, steps_per_generation=1),
+    ):
+        for questions in _batches(trainer, dataset):
+            called.append(_call(trainer, questions))
+            found = _rows(trainer, questions)
+            counts.append(len(found))
+            rows += found
+            for name, values in rewards.items():
+                logged = trainer._logs["rewards"][name]
+                values += [None if math.isnan(reward) else reward for reward in logged]
+    if not called:
         raise _empty(MAIN)
-    rows = [row for call in calls for row in call.rows]
-    speed = speed_metrics(MAIN, started, num_samples=len(rows), num_steps=len(calls))
+    of_rewards = estimates.reward_metrics(rewards, [row["reward"] for row in rows], samples)
+    grouped = trainer.scale_rewards != "batch"
+    if not grouped or trainer.multi_objective_aggregation != "sum_then_normalize":
+        del of_rewards[NO_VARIANCE]  # TRL's value is not about groups there
+    lengths_N = torch.tensor([row["length"] for row in rows])
+    truncated_N = torch.tensor([row["truncated"] for row in rows])
+    speed = speed_metrics(MAIN, started, num_samples=len(rows), num_steps=len(called))
     return Evaluation(
         rows=rows,
         metrics={
-            **summary(rows, _samples(trainer)),
-            **by_group(rows, _samples(trainer), trainer.args.eval_by),
+            **estimates.summary(rows, samples),
+            **estimates.by_group(rows, samples, trainer.args.eval_by),
         },
         trl_metrics={
-            **_trl_metrics(trainer, calls),
+            **estimates.merged(called, counts),
+            **of_rewards,
+            **completion_metrics(lengths_N, truncated_N),
             **{name.removeprefix("_"): value for name, value in speed.items()},
         },
     )
@@ -270,32 +248,29 @@ def _takes_all(trainer: Any) -> bool:
     return queued and not any(isinstance(f, torch.nn.Module) for f in trainer.reward_funcs)
 
 
-def _call(trainer: Any, questions: list[Row]) -> Call:
-    """Generate and grade `questions`, which are the same on every process, in one call.
+def _call(trainer: Any, questions: list[Row]) -> dict[str, float]:
+    """Generate and grade `questions`, the same on every process, in one call; TRL's metrics of it.
 
     Every process takes the same number of questions. If they cannot be divided, the last question
-    is repeated, and the results of the repetitions are dropped.
+    is repeated, and the log is cut to the results of the questions.
     """
     samples = _samples(trainer)
-    trainer._logs = _emptied(trainer._logs)
-    trainer._metrics["eval"].clear()
-    trainer._generate_and_score_completions(
-        [_columns(trainer, one) for one in _own_share(trainer, questions) for _ in range(samples)]
-    )
-    trl_metrics = {name: values[-1] for name, values in trainer._metrics["eval"].items()}
-    trainer._metrics["eval"].clear()
-    _keep(trainer._logs, len(questions) * samples)
-    rewards = {
-        name: [None if math.isnan(reward) else reward for reward in trainer._logs["rewards"][name]]
-        for name in trainer.reward_func_names
-    }
-    return Call(_rows(trainer, questions), rewards, trl_metrics)
-
-
-def _own_share(trainer: Any, questions: list[Row]) -> list[Row]:
     size = -(-len(questions) // trainer.accelerator.num_processes)
     first = trainer.accelerator.process_index * size
-    return [questions[min(i, len(questions) - 1)] for i in range(first, first + size)]
+    own = [questions[min(i, len(questions) - 1)] for i in range(first, first + size)]
+    trainer._logs = _emptied(trainer._logs)
+    metrics = trainer._metrics["eval"]
+    metrics.clear()
+    trainer._generate_and_score_completions(
+        [_columns(trainer, question) for question in own for _ in range(samples)]
+    )
+    found = {name: values[-1] for name, values in metrics.items()}
+    metrics.clear()
+    for column in trainer._logs.values():
+        for values in column.values() if isinstance(column, dict) else (column,):
+            while len(values) > len(questions) * samples:
+                values.pop()
+    return found
 
 
 def _columns(trainer: Any, question: Row) -> Row:
@@ -327,21 +302,13 @@ def _rows(trainer: Any, questions: list[Row]) -> list[Row]:
     ]
 
 
-def _trl_metrics(trainer: Any, calls: Sequence[Call]) -> Metrics:
-    """The metrics that TRL logs at an evaluation, computed over the whole set where possible."""
-    rows = [row for call in calls for row in call.rows]
-    rewards = {
-        name: [reward for call in calls for reward in call.rewards[name]]
-        for name in trainer.reward_func_names
-    }
-    found = reward_metrics(rewards, [row["reward"] for row in rows], _samples(trainer))
-    by_group = trainer.scale_rewards != "batch"
-    if not by_group or trainer.multi_objective_aggregation != "sum_then_normalize":
-        del found[NO_VARIANCE]  # TRL's value is not about groups there
-    lengths = torch.tensor([row["length"] for row in rows])
-    truncated = torch.tensor([row["truncated"] for row in rows])
-    called = merged([call.trl_metrics for call in calls], [len(call.rows) for call in calls])
-    return {**called, **found, **completion_metrics(lengths, truncated)}
+def of_question(question: Mapping[str, Any], column: str | None) -> dict[str, Any]:
+    """The entries of a row that name its question and its group, as far as its set has them."""
+    found = {"question": question["question"]} if "question" in question else {}
+    if column is not None and column in question:
+        value = question[column]
+        found[GROUP] = "none" if value is None else on_one_line(str(value))
+    return found
 
 
 def _emptied(logs: dict[str, Any]) -> dict[str, Any]:
@@ -350,11 +317,3 @@ def _emptied(logs: dict[str, Any]) -> dict[str, Any]:
         name: defaultdict(deque) if isinstance(column, dict) else deque()
         for name, column in logs.items()
     }
-
-
-def _keep(logs: dict[str, Any], count: int) -> None:
-    """Drop everything after the first `count` rows of every column."""
-    for column in logs.values():
-        for values in column.values() if isinstance(column, dict) else (column,):
-            while len(values) > count:
-                values.pop()

@@ -9,6 +9,7 @@ and the round. So no cursor has to be saved to resume. TRL's metrics of rollouts
 those of the first round, whose prompts do not depend on this switch.
 """
 
+import itertools
 import logging
 import math
 import random
@@ -19,11 +20,17 @@ from typing import Any
 
 import torch
 from datasets import IterableDataset
-from torch.nn.functional import pad
 
 from trl_ablate.advantages import has_variance
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.trainer.batching import PROMPT_KEYS, SCALAR_KEYS, is_text
+from trl_ablate.trainer.batching import (
+    PROMPT_KEYS,
+    SCALAR_KEYS,
+    concatenated,
+    is_text,
+    padding_of,
+    taken,
+)
 from trl_ablate.trainer.groups import Scored
 from trl_ablate.trainer.rollouts import Setting, counted
 
@@ -46,9 +53,8 @@ def check_dataset(dataset: Any) -> None:
 def fill(kept: Sequence[Sequence[bool]]) -> list[Place]:
     """The group in each place of the batch, from which groups of each round have variance.
 
-    Groups of the first round with variance keep their places; the other places take the groups with
-    variance of later rounds, in order. If they do not suffice, the last of these places keep their
-    group without variance.
+    Groups of the first round with variance keep their places; the other places take those of later
+    rounds, in order, and if these do not suffice, the last keep their group without variance.
     """
     fresh = deque(
         (turn, place)
@@ -78,10 +84,7 @@ class Resampling:
 
     def filled(self, first: Scored) -> Scored:
         """The first round's groups with variance, and those of further rounds in place of the
-        others.
-
-        Every process calls this; batches are composed of the groups of all processes.
-        """
+        others. Every process calls this; batches are composed of the groups of all processes."""
         group, most = self.setting.group, self.setting.config.max_resample_rounds
         rounds, kept = [self._gathered(first)], [has_variance(first.outcome_N, group).tolist()]
         logs = [self._logged(len(first.outcome_N))]
@@ -116,14 +119,12 @@ class Resampling:
         groups = -(-missing // together) * together
         draw = random.Random(f"{self.setting.config.seed}-{self.step}-{turn}-prompts")
         places = range(len(self.dataset))
-        chosen = (
-            draw.sample(places, groups) if groups <= len(places) else draw.choices(places, k=groups)
-        )
+        enough = groups <= len(places)
+        chosen = draw.sample(places, groups) if enough else draw.choices(places, k=groups)
         local = self.setting.local_rows(groups * group // processes)
         return [dict(self.dataset[chosen[row // group]]) for row in range(local.start, local.stop)]
 
     def _gathered(self, found: Scored) -> Scored:
-        """The rows of all processes."""
         if not is_text(found.batch):
             raise ConfigurationError(
                 "group_filter 'resample' composes batches of text only, but this one has "
@@ -132,39 +133,30 @@ class Resampling:
         batch = dict(found.batch)
         for key in [key for key in batch if key not in SCALAR_KEYS]:
             if batch[key].dim() > 1:
-                side = {"pad_index": self._padding(key), "pad_first": key in PROMPT_KEYS}
                 batch[key] = self.setting.accelerator.pad_across_processes(
-                    batch[key], dim=1, **side
+                    batch[key],
+                    dim=1,
+                    pad_index=padding_of(key, self.padding_id),
+                    pad_first=key in PROMPT_KEYS,
                 )
             batch[key] = self.setting.gather(batch[key])
         return replace(found, batch=batch)
 
-    def _padding(self, key: str) -> int:
-        return {
-            "prompt_ids": self.padding_id,
-            "completion_ids": self.padding_id,
-            "tool_mask": 1,
-            "importance_sampling_ratio": 1,  # VESPO takes its log
-        }.get(key, 0)
-
     def _composed(self, rounds: Sequence[Scored], rows: Sequence[Place]) -> Scored:
         """One batch of these rows of these rounds; this process keeps its part of it."""
         first = rounds[0]
+        starts = list(itertools.accumulate((len(one.outcome_N) for one in rounds), initial=0))
+        places = torch.tensor([starts[turn] + row for turn, row in rows]).to(first.outcome_N.device)
         local = self.setting.local_rows(len(rows) // self.setting.accelerator.num_processes)
-        batch = {
-            key: value
-            if key in SCALAR_KEYS
-            else _taken([each.batch[key] for each in rounds], rows, key, self._padding(key))[local]
-            for key, value in first.batch.items()
-        }
+        batch = concatenated([each.batch for each in rounds], self.padding_id)
         penalties = [each.penalty_N for each in rounds if each.penalty_N is not None]
         shaping = [each.shaping_N for each in rounds if each.shaping_N is not None]
         return Scored(
-            batch=counted(self.setting, batch),
-            outcome_N=_taken([each.outcome_N for each in rounds], rows),
-            shaping_N=_taken(shaping, rows) if shaping else None,
+            batch=counted(self.setting, taken(batch, places[local])),
+            outcome_N=torch.cat([each.outcome_N for each in rounds])[places],
+            shaping_N=torch.cat(shaping)[places] if shaping else None,
             passed_N=first.passed_N,
-            penalty_N=_taken(penalties, rows) if penalties else None,
+            penalty_N=torch.cat(penalties)[places] if penalties else None,
             generated=sum(each.generated for each in rounds),
             generated_tokens=sum(each.generated_tokens for each in rounds),
         )
@@ -175,7 +167,6 @@ class Resampling:
         return {name: list(one)[-count:] for name, one in columns if len(one) >= count}
 
     def _forget_later_metrics(self, lengths: Mapping[str, int]) -> None:
-        """Remove the values that later rounds have added to the metrics."""
         metrics = self.setting.metrics
         for name in list(metrics):
             del metrics[name][lengths.get(name, 0) :]
@@ -192,19 +183,3 @@ def _columns(logs: Mapping[str, Any]) -> Columns:
         else:
             columns[(name,)] = column
     return columns
-
-
-def _taken(
-    tensors: Sequence[torch.Tensor], rows: Sequence[Place], key: str = "", padding: int = 0
-) -> torch.Tensor:
-    """The rows of one tensor per round, padded to the same width: prompts left, others right."""
-    if tensors[0].dim() > 1:
-        width = max(tensor.size(1) for tensor in tensors)
-        sides = [
-            (width - tensor.size(1), 0) if key in PROMPT_KEYS else (0, width - tensor.size(1))
-            for tensor in tensors
-        ]
-        tensors = [
-            pad(tensor, side, value=padding) for tensor, side in zip(tensors, sides, strict=True)
-        ]
-    return torch.stack([tensors[turn][row] for turn, row in rows])

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from trl_ablate.advantages import weighted_reward
@@ -15,14 +17,13 @@ from trl_ablate.metrics import LENGTH_SPREAD, ONLY_SPECIAL, TURNS
 from trl_ablate.trainer.batching import response_mask
 from trl_ablate.trainer.generation import StopStrings
 
-REPORTED = ("ground_truth", "format_reward", "answer_reward")
+REPORTED = ("format_reward", "answer_reward")
 """Columns that a reward function may report; None where it does not."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The trainer's configuration, processes and metrics, in training or in an evaluation: what the
-    parts of a step read of it, instead of the trainer itself."""
+    """What the parts of a step read of the trainer, in training or in an evaluation."""
 
     config: AblationConfig
     accelerator: Accelerator
@@ -32,15 +33,11 @@ class Setting:
     group: int
     """Completions per prompt."""
 
-    def gather(self, local: torch.Tensor) -> torch.Tensor:
-        """The rows of all processes."""
-        gathered: Any = self.accelerator.gather(local)
-        return gathered
+    def gather(self, local: Tensor) -> Any:
+        return self.accelerator.gather(local)
 
-    def total(self, local: torch.Tensor) -> torch.Tensor:
-        """The sum over all processes."""
-        reduced: Any = self.accelerator.reduce(local, reduction="sum")
-        return reduced
+    def total(self, local: Tensor) -> Any:
+        return self.accelerator.reduce(local, reduction="sum")
 
     def local_rows(self, rows: int) -> slice:
         """The place of this process's rows, of which each has so many, among those of all."""
@@ -65,21 +62,16 @@ def describe(
     completion_ids: list[list[int]],
     tool_mask: list[list[int]] | None,
 ) -> Described:
-    """Lengths and ends of the completions of all processes. Also correct TRL's metrics of the ends:
-    it counts only EOS, but a stop string also ends a completion. In training, and with tools or an
-    environment, log those that it lacks.
+    """Lengths, without the text of tools (0 in `tool_mask`), and ends of all completions.
 
-    Lengths are counted as in TRL, without the text of tools (0 in `tool_mask`).
+    TRL counts only EOS as an end: where there are stop strings, its metrics are corrected. In
+    training, and with tools or an environment, those that it lacks are logged.
     """
     special = set(tokenizer.all_special_ids)
-    own_tokens = map(len, completion_ids) if tool_mask is None else map(sum, tool_mask)
-    own_turns = [1] * len(completion_ids) if tool_mask is None else map(turns, tool_mask)
-    ends = completion_ids if tool_mask is None else map(last_turn, completion_ids, tool_mask)
+    own = [[1] * len(ids) for ids in completion_ids] if tool_mask is None else tool_mask
     facts = [
-        (length, not stop.ended(ids, end), special.issuperset(ids), number)
-        for ids, length, number, end in zip(
-            completion_ids, own_tokens, own_turns, ends, strict=True
-        )
+        (sum(mask), not stop.ended(ids, last_turn(ids, mask)), special.issuperset(ids), turns(mask))
+        for ids, mask in zip(completion_ids, own, strict=True)
     ]
     facts_N4 = setting.gather(torch.tensor(facts, device=setting.accelerator.device))
     lengths_N, truncated_N, only_special_N, turns_N = facts_N4.T
@@ -97,7 +89,7 @@ def describe(
 
 def turns(mask: Sequence[int]) -> int:
     """How often the policy wrote: the parts of a completion between those that tools wrote."""
-    return sum(own and not before for before, own in zip((0, *mask), mask, strict=False))
+    return sum(own for own, _ in groupby(mask))
 
 
 def last_turn(ids: list[int], mask: Sequence[int]) -> list[int]:
@@ -109,7 +101,7 @@ def last_turn(ids: list[int], mask: Sequence[int]) -> list[int]:
 
 
 def rollout_rows(
-    logs: Mapping[str, Any], reward_names: Sequence[str], weights_F: torch.Tensor
+    logs: Mapping[str, Any], reward_names: Sequence[str], weights_F: Tensor
 ) -> list[dict[str, Any]]:
     """TRL's completion log as one row per completion: prompt, response, rewards, advantage."""
     rewards_NF = torch.tensor([list(logs["rewards"][name]) for name in reward_names]).T
@@ -117,13 +109,12 @@ def rollout_rows(
         return []
     rewards = weighted_reward(rewards_NF, weights_F.cpu()).tolist()
     unknown = [None] * len(rewards)
-    reported = {name: logs["extra"].get(name, unknown) for name in REPORTED}
     columns = {
         "prompt": logs["prompt"],
         "response": logs["completion"],
-        "ground_truth": reported.pop("ground_truth"),
+        "ground_truth": logs["extra"].get("ground_truth", unknown),
         "reward": [None if math.isnan(reward) else reward for reward in rewards],
-        **reported,
+        **{name: logs["extra"].get(name, unknown) for name in REPORTED},
         "advantage": logs["advantages"],
     }
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -141,26 +132,28 @@ def without(batch: Mapping[str, Any], kept_N: Sequence[bool]) -> dict[str, Any]:
     return {**batch, **{name: batch[name] * kept_N1 for name in masks}}
 
 
-def truncation_metrics(lengths_N: torch.Tensor, truncated_N: torch.Tensor) -> dict[str, float]:
+def truncation_metrics(lengths_N: Tensor, truncated_N: Tensor) -> dict[str, float]:
     """TRL's metrics of how completions ended, by TRL's names; lengths are 0 if none terminated."""
-    terminated = lengths_N[~truncated_N].float() if not truncated_N.all() else torch.zeros(1)
-    values = {
-        "clipped_ratio": truncated_N.float().mean(),
-        "mean_terminated_length": terminated.mean(),
-        "min_terminated_length": terminated.min(),
-        "max_terminated_length": terminated.max(),
+    terminated = torch.zeros(1) if truncated_N.all() else lengths_N[~truncated_N].float()
+    return {
+        "completions/clipped_ratio": truncated_N.float().mean().item(),
+        "completions/mean_terminated_length": terminated.mean().item(),
+        "completions/min_terminated_length": terminated.min().item(),
+        "completions/max_terminated_length": terminated.max().item(),
     }
-    return {f"completions/{name}": value.item() for name, value in values.items()}
 
 
-def completion_metrics(lengths_N: torch.Tensor, truncated_N: torch.Tensor) -> dict[str, float]:
+def completion_metrics(lengths_N: Tensor, truncated_N: Tensor) -> dict[str, float]:
     """All of TRL's metrics of the lengths and ends of completions, by TRL's names."""
-    values = {"mean": lengths_N.float().mean(), "min": lengths_N.min(), "max": lengths_N.max()}
-    lengths = {f"completions/{name}_length": float(value) for name, value in values.items()}
-    return {**lengths, **truncation_metrics(lengths_N, truncated_N)}
+    return {
+        "completions/mean_length": float(lengths_N.float().mean()),
+        "completions/min_length": float(lengths_N.min()),
+        "completions/max_length": float(lengths_N.max()),
+        **truncation_metrics(lengths_N, truncated_N),
+    }
 
 
-def quarters_by_length(values_N: torch.Tensor, tokens_N: torch.Tensor) -> dict[str, torch.Tensor]:
+def quarters_by_length(values_N: Tensor, tokens_N: Tensor) -> dict[str, Tensor]:
     """Values of the completions, in quarters from the shortest (`q1`) to the longest (`q4`).
 
     Completions without tokens are left out, and so is a quarter without completions.
@@ -171,13 +164,10 @@ def quarters_by_length(values_N: torch.Tensor, tokens_N: torch.Tensor) -> dict[s
     return {f"q{place}": each for place, each in enumerate(quarters, start=1) if len(each)}
 
 
-def length_spread(lengths_N: torch.Tensor, num_generations: int) -> float:
-    """How much responses to one question differ in length: the standard deviation (ddof 1) of a
-    group's lengths, averaged over the groups, as a share of the mean length (0 if all are empty).
-
-    Groups are consecutive rows. Unlike the mean length, it does not depend on which questions are
-    asked.
-    """
+def length_spread(lengths_N: Tensor, num_generations: int) -> float:
+    """The standard deviation (ddof 1) of the lengths of a group, consecutive rows, averaged over
+    the groups, as a share of the mean length; 0 if all are empty. Unlike the mean length, it does
+    not depend on which questions are asked."""
     lengths_N = lengths_N.float()
     deviations_G = lengths_N.view(-1, num_generations).std(dim=1)
     return (deviations_G.mean() / lengths_N.mean().clamp(min=1)).item()

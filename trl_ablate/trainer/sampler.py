@@ -1,14 +1,10 @@
 """A sampler that differs from the policy: older weights, weights of another type, fewer tokens.
 
 While rollouts are generated, the parameters hold the sampler's values; TRL's engine sync takes
-them, too. Parameters that are not trained are rounded, but not kept. The sampler's
-log-probabilities of the completions are kept, so that TRL's importance correction applies, also
-without vLLM. With `correct_truncation` they are those of the distribution that top_p, top_k and
-min_p leave. What else changes how tokens are drawn, as min_tokens does, stays uncorrected, as
-without a sampler that differs, so that an arm with one differs in it alone. vLLM reports the
-log-probabilities of the distribution that it draws from, in all arms.
-
-The kept copies of a checkpoint are in one file, as all processes have the same.
+them, too. The sampler's log-probabilities of the completions are kept, so that TRL's importance
+correction applies, also without vLLM. With `correct_truncation` they are those of the distribution
+that top_p, top_k and min_p leave. What else changes how tokens are drawn, as min_tokens does, stays
+uncorrected, as without a sampler that differs, so that an arm with one differs in it alone.
 """
 
 from collections import deque
@@ -19,24 +15,22 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import LogitsProcessorList
 from transformers.generation import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
-from trl.trainer.utils import selective_log_softmax
+from trl.trainer.utils import pad, selective_log_softmax
 
 from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.rounding import rounded
 
 FILE = "sampler_weights.safetensors"
-Weights = dict[str, torch.Tensor]
+Weights = dict[str, Tensor]
 
 
 class Sampler:
-    """The sampler's weights of one trainer."""
-
     def __init__(self, config: AblationConfig):
-        self._staleness = config.rollout_staleness
-        self._dtype = config.sampler_dtype
+        self._staleness, self._dtype = config.rollout_staleness, config.sampler_dtype
         self._kept: deque[Weights] = deque(maxlen=self._staleness + 1)
         """Copies at the start of the last GRPO steps, the oldest first."""
         self._kept_at = -1
@@ -44,10 +38,8 @@ class Sampler:
 
     @contextmanager
     def weights_in(self, model: Any, step: int, *, sharded: bool):
-        """Until the end of the block, the model's parameters hold the sampler's values.
-
-        `step`: microbatches done so far.
-        """
+        """Until the end of the block, the model's parameters hold the sampler's values; those that
+        are not trained are rounded, but not kept. `step`: microbatches done so far."""
         if sharded:
             raise ConfigurationError(
                 "rollout_staleness and sampler_dtype exchange whole weights, which FSDP and "
@@ -72,15 +64,13 @@ class Sampler:
     def save(self, checkpoint: Path) -> None:
         """Write the kept copies into a checkpoint; one process calls this."""
         if self._kept:
+            steps = enumerate(self._kept)
             tensors = {
-                f"{place}.{name}": tensor
-                for place, weights in enumerate(self._kept)
-                for name, tensor in weights.items()
+                f"{place}.{name}": one for place, kept in steps for name, one in kept.items()
             }
             save_file(tensors, checkpoint / FILE)
 
     def restore(self, checkpoint: Path) -> None:
-        """Read what `save` has written."""
         file = checkpoint / FILE
         if not self._staleness:
             return
@@ -120,21 +110,21 @@ def check_text(images: Any) -> None:
 
 
 def sampler_logps(
-    forward: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor],
+    forward: Callable[[Tensor, Tensor, int], Tensor],
     prompt_ids: list[list[int]],
     completion_ids: list[list[int]],
     padding: int,
     device: torch.device,
 ) -> list[list[float]]:
-    """The sampler's log-probability of each token, by `forward(ids, mask, completion_length)`;
-    call it while its weights are in place."""
-    widest, longest = max(1, *map(len, completion_ids)), max(map(len, prompt_ids))
-    rows, masks = [], []
-    for prompt, completion in zip(prompt_ids, completion_ids, strict=True):
-        left, right = longest - len(prompt), widest - len(completion)
-        rows.append([padding] * left + [*prompt, *completion] + [padding] * right)
-        masks.append([0] * left + [1] * (len(prompt) + len(completion)) + [0] * right)
-    ids_NL, mask_NL = torch.tensor(rows, device=device), torch.tensor(masks, device=device)
+    """The sampler's log-probability of each token, by `forward(ids, mask, completion_length)`."""
+    prompts, completions = (
+        [torch.tensor(ids, device=device, dtype=torch.long) for ids in rows]
+        for rows in (prompt_ids, completion_ids)
+    )
+    ids_NL = torch.cat([pad(prompts, padding, "left"), pad(completions, padding)], dim=1)
+    of_prompts, of_completions = map(torch.ones_like, prompts), map(torch.ones_like, completions)
+    mask_NL = torch.cat([pad(list(of_prompts), 0, "left"), pad(list(of_completions), 0)], dim=1)
+    widest = max(1, *map(len, completion_ids))
     with torch.no_grad():
         logps_NT = forward(ids_NL, mask_NL, widest)
     return [row[: len(ids)] for row, ids in zip(logps_NT.tolist(), completion_ids, strict=True)]
@@ -144,10 +134,10 @@ def forward_truncated(
     model: Any,
     args: AblationConfig,
     ends: Sequence[int],
-    ids_NL: torch.Tensor,
-    mask_NL: torch.Tensor,
+    ids_NL: Tensor,
+    mask_NL: Tensor,
     width: int,
-) -> torch.Tensor:
+) -> Tensor:
     """Log-probabilities under the truncated distribution, `(N, width)`; `ends` are the ids of
     EOS."""
     size, found = args.per_device_train_batch_size, []
@@ -165,19 +155,18 @@ def forward_truncated(
 
 
 def truncated_logps(
-    logits_NTV: torch.Tensor,
-    ids_NT: torch.Tensor,
+    logits_NTV: Tensor,
+    ids_NT: Tensor,
     *,
     top_k: int | None = None,
     top_p: float = 1.0,
     min_p: float | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Log-probability of each token under the truncated distribution, `(N, T)`.
 
-    With Z the probability of the tokens that are kept, it is log p - log Z, so the ratio of the
-    policy to the sampler is Z. The tokens are kept by transformers' own rules, in its order: top_k,
-    top_p, min_p. A token that was sampled but is not kept here, as two forward passes differ by
-    rounding, has its log p: a ratio of 1.
+    With Z the probability of the tokens that are kept, by transformers' own rules in its order, it
+    is log p - log Z, so the ratio of the policy to the sampler is Z. A token that was sampled but
+    is not kept here, as two forward passes differ by rounding, has its log p: a ratio of 1.
     """
     rules: Any = LogitsProcessorList()
     if top_k:

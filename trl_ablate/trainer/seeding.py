@@ -1,14 +1,13 @@
 """Random state of an evaluation: it depends on the seed and does not change that of the training.
 
-The generators that a completion or a reward may use are seeded at the start of an evaluation and
-restored at its end: those of torch, Python and NumPy (newer vLLM engines on a GPU draw the seed of
-a request from NumPy). A vLLM server has its own generator for requests without a seed, so every
-question is sent with a seed.
+Seeded at its start and restored at its end are the generators of torch, Python and NumPy (newer
+vLLM engines on a GPU draw the seed of a request from NumPy). A vLLM server has its own generator
+for requests without a seed, so every question is sent with one.
 """
 
 import random
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -24,21 +23,18 @@ REQUESTS_AT_ONCE = 64
 @contextmanager
 def own_randomness(trainer: Any):
     """Until the end of the block, sampling depends only on the run's seed and the process."""
-    seed = evaluation_seed(trainer)
-    with ExitStack() as stack:
-        stack.enter_context(_generators(seed, trainer.accelerator.device))
-        if _asks_a_server(trainer):
-            stack.enter_context(_seeded_requests(trainer.vllm_generation.vllm_client, seed))
-        yield
-
-
-def evaluation_seed(trainer: Any) -> int:
-    """The seed of this process's evaluation. It is equal in processes that share one engine, as
-    they must sample the same tokens."""
-    config = trainer.args
+    config, accelerator = trainer.args, trainer.accelerator
+    # Processes that share one engine must sample the same tokens
     shared = config.use_vllm and config.vllm_mode == "colocate"
-    engine_size = config.vllm_tensor_parallel_size if shared else 1
-    return config.seed + SEED_STRIDE * (1 + trainer.accelerator.process_index // engine_size)
+    engine = accelerator.process_index // (config.vllm_tensor_parallel_size if shared else 1)
+    seed = config.seed + SEED_STRIDE * (1 + engine)
+    server = config.use_vllm and config.vllm_mode == "server" and accelerator.is_main_process
+    client = trainer.vllm_generation.vllm_client if server else None
+    with (
+        _generators(seed, accelerator.device),
+        _seeded_requests(client, seed) if server else nullcontext(),
+    ):
+        yield
 
 
 @contextmanager
@@ -54,11 +50,6 @@ def _generators(seed: int, device: torch.device):
         finally:
             random.setstate(training[0])
             np.random.set_state(training[1])
-
-
-def _asks_a_server(trainer: Any) -> bool:
-    server = trainer.args.use_vllm and trainer.args.vllm_mode == "server"
-    return server and trainer.accelerator.is_main_process
 
 
 @contextmanager
@@ -78,19 +69,20 @@ def _seeded_requests(client: Any, seed: int):
         **sampling: Any,
     ) -> dict[str, Any]:
         nonlocal seed
+        seeds = range(seed, seed + len(prompts) * n, n)
+        seed = seeds.stop
 
-        def ask(index: int, seed: int) -> dict[str, Any]:
+        def ask(row: int) -> dict[str, Any]:
             return generate(
-                prompts=[prompts[index]],
-                features=None if features is None else [features[index]],
+                prompts=[prompts[row]],
+                features=None if features is None else [features[row]],
                 n=n,
-                generation_kwargs={**(generation_kwargs or {}), "seed": seed},
+                generation_kwargs={**(generation_kwargs or {}), "seed": seeds[row]},
                 **sampling,
             )
 
-        first, seed = seed, seed + len(prompts) * n
         with ThreadPoolExecutor(max_workers=min(REQUESTS_AT_ONCE, len(prompts))) as requests:
-            answers = list(requests.map(ask, range(len(prompts)), range(first, seed, n)))
+            answers = list(requests.map(ask, range(len(prompts))))
         return {
             key: None if value is None else [row for answer in answers for row in answer[key]]
             for key, value in answers[0].items()

@@ -1,14 +1,11 @@
 """Decoding on a CPU: packed weights, and the forward pass of one token per row of known models.
 
 A product of a few rows takes up to half of its time for the layout of its weights. oneDNN makes the
-same product of weights that were packed once. They are a copy: they are made for one generation, in
-which no weight changes, and freed at its end.
-
-A model also spends much of its time not on arithmetic, but on what its forward pass does around it:
-masks, configuration, and a copy of the whole cache for each token. `ShortForward` does the
-arithmetic alone; attention of one query a row is two products of matrices. It is used only for
-Llama and Qwen2 models whose every part is known, without hooks or adapters, and `decoding.py`
-compares its first logits with the model's own.
+same product of weights that were packed once: a copy, which is made for one generation, in which no
+weight changes. A model also spends much of its time on masks, configuration, and a copy of the
+whole cache for each token. `ShortForward` does the arithmetic alone; attention of one query a row
+is two products of matrices. It is used only for Llama and Qwen2 models whose every part is known,
+without hooks or adapters, and `decoding.py` compares its first logits with the model's own.
 """
 
 from collections.abc import Callable
@@ -16,14 +13,14 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers.cache_utils import DynamicLayer
 from transformers.generation.utils import ALL_CACHE_NAMES
 
 from trl_ablate.trainer.temporary import replaced
 
-Product = Callable[[torch.Tensor], torch.Tensor]
+Product = Callable[[Tensor], Tensor]
 LEAST = 2**17
 """Weights of a matrix from which packing pays: below, the call itself takes longer."""
 HOMES = frozenset(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "qwen2"))
@@ -40,25 +37,25 @@ ROOM = 32
 class Packed:
     """`functional.linear` with one weight, without gradient; in autocast's type, if that is on."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, rows: int):
+    def __init__(self, weight: Tensor, bias: Tensor | None, rows: int):
         self._dtype = product_dtype(weight)
         packed = weight.detach().to(self._dtype)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(packed, rows)
         self._bias = None if bias is None else bias.detach().to(self._dtype)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         x = x.to(self._dtype)
         return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
 
 
-def product(weight: torch.Tensor, bias: torch.Tensor | None, rows: int) -> Product:
+def product(weight: Tensor, bias: Tensor | None, rows: int) -> Product:
     """The product of about `rows` rows with a weight: packed, where that is faster."""
     if gains(weight):
         return Packed(weight, bias, rows)
     return lambda x: functional.linear(x, weight, bias)
 
 
-def product_dtype(weight: torch.Tensor) -> torch.dtype:
+def product_dtype(weight: Tensor) -> torch.dtype:
     """That of autocast, but not bfloat16 where the processor has to imitate it: float32 is exact
     and takes a third of the time."""
     if not torch.is_autocast_enabled("cpu"):
@@ -67,11 +64,11 @@ def product_dtype(weight: torch.Tensor) -> torch.dtype:
     return torch.float32 if dtype == torch.bfloat16 and not has_bf16_products() else dtype
 
 
-def gains(weight: torch.Tensor) -> bool:
+def gains(weight: Tensor) -> bool:
     """Whether packing this weight pays. oneDNN refuses bfloat16 on some processors without it."""
     types = (torch.float32, torch.bfloat16) if has_bf16_products() else (torch.float32,)
     return (
-        type(weight.data) is torch.Tensor  # not one that is spread over processes
+        type(weight.data) is Tensor  # not one that is spread over processes
         and weight.device.type == "cpu"
         and weight.numel() >= LEAST
         and torch.backends.mkldnn.is_available()
@@ -121,7 +118,7 @@ class ShortForward:
         )
 
     @torch.autocast("cpu", enabled=False)
-    def logits(self, ids_ML: torch.Tensor) -> torch.Tensor:
+    def logits(self, ids_ML: Tensor) -> Tensor:
         """In float32, but for the products of packed weights, which may be in bfloat16."""
         hidden_MH = functional.embedding(ids_ML[:, -1], self._inner.embed_tokens.weight)
         cos_M1D = self._cos_LD[self._positions_M][:, None]
@@ -133,7 +130,7 @@ class ShortForward:
         hidden_MH = normalized(hidden_MH, self._inner.norm)
         return self._head(hidden_MH).float()
 
-    def keep(self, kept_M: torch.Tensor) -> None:
+    def keep(self, kept_M: Tensor) -> None:
         self._padding_MP = self._padding_MP[kept_M]
         self._positions_M = self._positions_M[kept_M]
         for layer in self._layers:
@@ -155,13 +152,8 @@ class Layer:
         )
 
     def forward(
-        self,
-        hidden_MH: torch.Tensor,
-        cos_M1D: torch.Tensor,
-        sin_M1D: torch.Tensor,
-        length: int,
-        padding_MP: torch.Tensor,
-    ) -> torch.Tensor:
+        self, hidden_MH: Tensor, cos_M1D: Tensor, sin_M1D: Tensor, length: int, padding_MP: Tensor
+    ) -> Tensor:
         layer, attention = self._layer, self._layer.self_attn
         normed_MH = normalized(hidden_MH, layer.input_layernorm)
         heads_MAD = self._project(normed_MH).view(len(hidden_MH), -1, attention.head_dim)
@@ -187,7 +179,7 @@ class Layer:
             self._keys = functional.pad(self._keys, more)
             self._values = functional.pad(self._values, more)
 
-    def keep(self, kept_M: torch.Tensor) -> None:
+    def keep(self, kept_M: Tensor) -> None:
         self._keys, self._values = self._keys[kept_M], self._values[kept_M]
 
 
@@ -222,16 +214,15 @@ def own_forward(module: nn.Module) -> bool:
 
 
 def projections(model: Any) -> list[nn.Linear]:
-    """Of queries, keys and values, in all layers."""
     attentions = [layer.self_attn for layer in model.model.layers]
     return [one for a in attentions for one in (a.q_proj, a.k_proj, a.v_proj)]
 
 
-def normalized(x: torch.Tensor, norm: Any) -> torch.Tensor:
+def normalized(x: Tensor, norm: Any) -> Tensor:
     return functional.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
-def half_turned(x: torch.Tensor) -> torch.Tensor:
+def half_turned(x: Tensor) -> Tensor:
     """(a, b) becomes (-b, a), as rotary positions need it."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((-second, first), dim=-1)

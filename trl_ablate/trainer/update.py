@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy, has_length
 
@@ -19,9 +20,11 @@ from trl_ablate.errors import ConfigurationError
 GIB = 2**30
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
+Metrics = MutableMapping[str, list[float]]
+"""Lists of values by name, of this process, whose mean TRL logs."""
 
 
-def with_zero_gradients(loss: torch.Tensor, model: torch.nn.Module) -> torch.Tensor:
+def with_zero_gradients(loss: Tensor, model: torch.nn.Module) -> Tensor:
     """A loss that no parameter has an effect on, with a gradient of 0 for each of them, so that
     optimizer and hooks find what a backward pass leaves."""
     one_each = [p.view(-1)[:1] for p in model.parameters() if p.requires_grad and p.numel()]
@@ -34,25 +37,16 @@ class IdleSteps(TrainerCallback):
 
     Their gradient is 0, but an optimizer with momentum or weight decay would still move the
     weights. So gradients are removed just before such a step. DeepSpeed steps inside the backward
-    pass, where this comes too late; there the momentum moves the weights.
-
-    Args:
-        metrics: lists of values by name; `rollouts/skipped_steps` counts since the start.
-        total: sums a tensor over the processes.
+    pass, where this comes too late. `total` sums a tensor over the processes.
     """
 
-    def __init__(
-        self,
-        metrics: MutableMapping[str, list[float]],
-        total: Callable[[torch.Tensor], Any],
-    ):
+    def __init__(self, metrics: Metrics, total: Callable[[Tensor], Any]):
         self._metrics = metrics
         self._total = total
-        self._tokens: torch.Tensor | None = None
+        self._tokens: Tensor | None = None
         self.skipped = 0
 
-    def add(self, mask_NT: torch.Tensor) -> None:
-        """Count the tokens of one microbatch."""
+    def add(self, mask_NT: Tensor) -> None:
         tokens = mask_NT.sum().float()
         self._tokens = tokens if self._tokens is None else self._tokens + tokens
 
@@ -70,79 +64,64 @@ class IdleSteps(TrainerCallback):
 class GRPOStepClock(TrainerCallback):
     """Counts `eval_steps` and `save_steps` in GRPO steps (rollout batches), not optimizer steps.
 
-    Off-policy arms take several optimizer steps per rollout batch; arms with large optimizer
-    batches take several rollout batches per optimizer step. Counted in GRPO steps, all arms are
-    evaluated at the same steps, or at the first optimizer step after them. A checkpoint is written
-    between two rollout batches, unless another callback requests it. A fraction is a share of all
-    GRPO steps, rounded up. The last step is always evaluated.
-
-    transformers ends an epoch with a part of a step where its rollout batches do not fill the last
-    one. Then more GRPO steps would be counted than trained on, so this is refused.
+    Arms take several optimizer steps per rollout batch, or several rollout batches per optimizer
+    step. Counted in GRPO steps, all are evaluated at the same steps, or at the first optimizer step
+    after them, and always at the last. A checkpoint is written between two rollout batches, unless
+    another callback requests it. A fraction is a share of all GRPO steps, rounded up.
     """
-
-    def __init__(self, grpo_steps_per_optimizer_step: Fraction):
-        self._per_step = grpo_steps_per_optimizer_step
 
     def on_train_begin(self, args: AblationConfig, state: TrainerState, control, **kwargs):
         state.compute_steps(args, state.max_steps)  # a checkpoint has those before a change
         if args.grpo_steps is not None:
             self._check_epoch(args, state, kwargs["train_dataloader"])
         # transformers has converted a fraction into a number of optimizer steps
+        grpo_steps = state.max_steps * args.grpo_steps_per_optimizer_step
         if args.eval_steps is not None and 0 < args.eval_steps < 1:
-            state.eval_steps = self._share(args.eval_steps, state)
+            state.eval_steps = math.ceil(grpo_steps * args.eval_steps)
         if 0 < args.save_steps < 1:
-            state.save_steps = self._share(args.save_steps, state)
+            state.save_steps = math.ceil(grpo_steps * args.save_steps)
 
     def _check_epoch(self, args: AblationConfig, state: TrainerState, microbatches: Any) -> None:
+        """Refuse an epoch that ends with a part of a step, which would count for a whole one."""
         if not has_length(microbatches):
             return
-        whole, left = divmod(len(microbatches), args.gradient_accumulation_steps)
-        if left and state.max_steps > whole:
-            rollouts = (
-                Fraction(len(microbatches), args.gradient_accumulation_steps) * self._per_step
-            )
+        per_step = args.grpo_steps_per_optimizer_step
+        steps = Fraction(len(microbatches), args.gradient_accumulation_steps)
+        if steps.denominator > 1 and state.max_steps > steps:
             raise ConfigurationError(
-                f"the {rollouts} rollout batches in an epoch do not fill optimizer steps of "
-                f"{self._per_step}, so the last of each epoch would train on fewer than it counts; "
+                f"the {steps * per_step} rollout batches in an epoch do not fill optimizer steps "
+                f"of {per_step}, so the last of each epoch would train on fewer than it counts; "
                 "change the size of the training set, or lower optimizer_batch_size"
             )
-
-    def _share(self, fraction: float, state: TrainerState) -> int:
-        return math.ceil(state.max_steps * self._per_step * fraction)
 
     def on_step_end(
         self, args: AblationConfig, state: TrainerState, control: TrainerControl, **kwargs
     ):
+        per_step = args.grpo_steps_per_optimizer_step
+        before, now = (state.global_step - 1) * per_step, state.global_step * per_step
         last = state.global_step >= state.max_steps
-        if args.eval_strategy == IntervalStrategy.STEPS:
-            due = self._falls_on(state.global_step, state.eval_steps)
-            control.should_evaluate = last or (due and state.global_step >= args.eval_delay)
-        if args.save_strategy == SaveStrategy.STEPS:
-            control.should_save = last or self._falls_on(state.global_step, state.save_steps)
-        return control
 
-    def _falls_on(self, global_step: int, every: int) -> bool:
-        """Whether this optimizer step completes a multiple of `every` GRPO steps."""
-        if every <= 0:
-            return False
-        before, now = (global_step - 1) * self._per_step, global_step * self._per_step
-        return now // every > before // every
+        def due(every: int) -> bool:
+            """Whether this optimizer step completes a multiple of `every` GRPO steps."""
+            return every > 0 and now // every > before // every
+
+        if args.eval_strategy == IntervalStrategy.STEPS:
+            started = state.global_step >= args.eval_delay
+            control.should_evaluate = last or (started and due(state.eval_steps))
+        if args.save_strategy == SaveStrategy.STEPS:
+            control.should_save = last or due(state.save_steps)
+        return control
 
 
 class StepPhases(TrainerCallback):
     """Adds `time/*` (seconds) and `memory/*` (GiB) of every optimizer step to the metrics.
 
     A step lasts from its first microbatch to the end of the optimizer's update; evaluation, saving
-    and logging are not part of it. `phase` marks a part of the step. If phases are nested, time in
-    the inner phase counts for the inner phase only. `time/train` is the rest of the step: forward,
-    backward and update. So rollout, reward and train add up to the step.
-
-    Args:
-        metrics: lists of values by name, of this process.
-        memory: whether to record peak memory.
+    and logging are not part of it. `phase` marks a part of the step; time in a nested phase counts
+    for that one only. `time/train` is the rest: forward, backward and update.
     """
 
-    def __init__(self, metrics: MutableMapping[str, list[float]], *, memory: bool):
+    def __init__(self, metrics: Metrics, *, memory: bool):
         self._metrics = metrics
         self._memory = memory
         self._began: float | None = None

@@ -74,23 +74,33 @@ def test_every_world_is_whole(name):
 
 
 @pytest.mark.parametrize(
-    ("completion", "style"),
+    ("world", "completion", "style"),
     [
-        (" </think> <answer>2</answer>", "direct"),
-        ("<think></think>\n<answer>2</answer>", "direct"),
-        ("", "direct"),
-        (" +5=9-7=2 </think> <answer>2</answer>", "terse"),
-        ("<reasoning>-1=3</reasoning>\n<answer>3</answer>", "terse"),
-        (" 4+5=9, 9-7=2 \\boxed{2}", "full"),
-        ("<think>4+5=9</think>\n<answer>9</answer>", "full"),
-        (" so 4+5=9", None),
+        ("chains", " </think> <answer>2</answer>", "direct"),
+        ("chains", "<think></think>\n<answer>2</answer>", "direct"),
+        ("chains", "", "direct"),
+        ("chains", " +5=9-7=2 </think> <answer>2</answer>", "terse"),
+        ("chains", "<reasoning>-1=3</reasoning>\n<answer>3</answer>", "terse"),
+        ("chains", " 4+5=9, 9-7=2 \\boxed{2}", "full"),
+        ("chains", "<think>4+5=9</think>\n<answer>9</answer>", "full"),
+        ("chains", " so 4+5=9", None),
+        ("words", "Ann has 12 apples, so \\boxed{12}", "direct"),
+        ("words", "7 + 5, \\boxed{12}", "worked"),
+        ("words", "$3 \\times 4$", "worked"),
+        ("words", "x = 12", "worked"),
+        ("gym-chain_sum", " 3-4=-1, -1+8=7", "steps"),
+        ("gym-chain_sum", " <answer>7</answer>", "direct"),
     ],
 )
-def test_the_style_of_a_chain(completion, style):
-    assert ANSWERED.style_of(completion) == style
-    if style:
-        steps = written(style, (5, -7), [4, 9, 2])
-        assert steps == {"direct": "", "terse": " +5=9-7=2", "full": " 4+5=9, 9-7=2"}[style]
+def test_the_style_of_a_completion(world, completion, style):
+    assert WORLDS[world].task.style_of(completion) == style
+
+
+@pytest.mark.parametrize(
+    ("style", "steps"), [("direct", ""), ("terse", " +5=9-7=2"), ("full", " 4+5=9, 9-7=2")]
+)
+def test_the_steps_of_a_chain(style, steps):
+    assert written(style, (5, -7), [4, 9, 2]) == steps
 
 
 # The calculator
@@ -172,7 +182,6 @@ def test_chain_sums_are_worked_out_and_need_the_package(monkeypatch):
     steps, answer = worked(question, random.Random(0), 1.0)
     assert answer != 7 and steps.endswith(f"={answer}")
     task = ChainSum()
-    assert [task.style_of(text) for text in (steps, " <answer>7</answer>")] == ["steps", "direct"]
     for module in ("reasoning_gym", "reasoning_gym.factory"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigurationError, match="needs reasoning-gym.*pip install 'trl-ablate"):
@@ -188,16 +197,3 @@ def test_right_chain_sums_are_right_and_attempts_are_at_times():
     tried = [task.attempt(rng) for _ in range(4000)]
     right = sum(str(each.answer) == answers[each.question] for each in tried) / len(tried)
     assert right == pytest.approx(0.34, abs=0.03)
-
-
-@pytest.mark.parametrize(
-    ("completion", "style"),
-    [
-        ("Ann has 12 apples, so \\boxed{12}", "direct"),
-        ("7 + 5, \\boxed{12}", "worked"),
-        ("$3 \\times 4$", "worked"),
-        ("x = 12", "worked"),
-    ],
-)
-def test_whether_arithmetic_is_written_down(completion, style):
-    assert WORLDS["words"].task.style_of(completion) == style

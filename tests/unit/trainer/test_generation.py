@@ -1,6 +1,7 @@
 """Stop strings on token ids, and the engine's seed."""
 
 import os
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,33 +12,45 @@ from trl_ablate.trainer.engine import engine_seed, take_a_port
 from trl_ablate.trainer.generation import StopStrings, backend_generation_kwargs, check_turns
 
 TOKENIZER = miniature.tokenizer("sums")
+EOS = TOKENIZER.eos_token_id
 
 
 def stop_strings(strings=("</answer>",), min_tokens=0):
-    return StopStrings(strings, TOKENIZER, [TOKENIZER.eos_token_id], min_tokens)
+    return StopStrings(strings, TOKENIZER, [EOS], min_tokens)
 
 
 def ids(text):
     return TOKENIZER.encode(text)
 
 
-def test_eos_or_a_stop_string_is_an_end_and_the_limit_is_none():
-    stop = stop_strings()
-    assert stop.ended(ids("1+1=2 <answer>2</answer>"))
-    assert stop.ended([*ids("1+1=2"), TOKENIZER.eos_token_id])
-    assert not stop.ended(ids("1+1=2 <answer>2"))
-    assert not stop.ended([])
+@pytest.mark.parametrize(
+    ("row", "ended"),
+    [
+        (ids("1+1=2 <answer>2</answer>"), True),
+        ([*ids("1+1=2"), EOS], True),
+        (ids("1+1=2 <answer>2"), False),
+        ([], False),
+    ],
+)
+def test_eos_or_a_stop_string_is_an_end_and_the_limit_is_none(row, ended):
+    assert stop_strings().ended(row) == ended
 
 
-def test_padding_behind_a_stop_string_is_cut():
-    row = ids("<answer>2</answer>")
-    assert stop_strings().cut([*row, *[TOKENIZER.pad_token_id] * 3]) == row
-    assert stop_strings().cut([*row, TOKENIZER.eos_token_id]) == row
-    ended_by_eos = [*ids("1+1=2"), TOKENIZER.eos_token_id]
-    assert stop_strings().cut(ended_by_eos) == ended_by_eos
-    assert stop_strings(()).cut(row) == row
-    eos = TOKENIZER.eos_token_id
-    assert stop_strings([TOKENIZER.eos_token]).cut([eos, eos]) == [eos]
+ROW = ids("<answer>2</answer>")
+
+
+@pytest.mark.parametrize(
+    ("strings", "row", "kept"),
+    [
+        (["</answer>"], [*ROW, *[TOKENIZER.pad_token_id] * 3], ROW),
+        (["</answer>"], [*ROW, EOS], ROW),
+        (["</answer>"], [*ids("1+1=2"), EOS], [*ids("1+1=2"), EOS]),
+        ([], ROW, ROW),
+        ([TOKENIZER.eos_token], [EOS, EOS], [EOS]),
+    ],
+)
+def test_padding_behind_a_stop_string_is_cut(strings, row, kept):
+    assert stop_strings(strings).cut(row) == kept
 
 
 @pytest.mark.parametrize(
@@ -100,16 +113,13 @@ COLOCATE = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode":
     ],
 )
 def test_turns_that_take_all_processes_are_refused(settings, sharded, said):
-    def made(processes, tools):
-        given = {"vllm_tensor_parallel_size": 1, "world_size": processes, **settings}
-        return SimpleNamespace(
-            args=SimpleNamespace(**given), tools=tools, is_fsdp_enabled=sharded,
-        )  # fmt: skip
+    args = {"vllm_tensor_parallel_size": 1, **settings}
 
-    check_turns(made(2, None))
-    check_turns(made(1, [len]))
-    if said is None:
-        check_turns(made(2, [len]))
-        return
-    with pytest.raises(ConfigurationError, match=said):
-        check_turns(made(2, [len]))
+    def checked(processes, tools):
+        own = SimpleNamespace(world_size=processes, **args)
+        check_turns(SimpleNamespace(args=own, tools=tools, is_fsdp_enabled=sharded))
+
+    checked(2, None)
+    checked(1, [len])
+    with pytest.raises(ConfigurationError, match=said) if said else nullcontext():
+        checked(2, [len])

@@ -1,6 +1,8 @@
 """Peak memory and time are measured on the training device, not on an idle GPU."""
 
 import resource
+from collections import defaultdict
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,19 +25,14 @@ def cuda_calls(monkeypatch) -> list[tuple[str, object]]:
     return asked
 
 
-class Training:
-    """The callback arguments that the phases read."""
-
-    def __init__(self, device: str):
-        self.device = torch.device(device)
-
-
 def step_on(device: str) -> dict[str, list[float]]:
-    metrics = {name: [] for name in ("time/rollout", "time/reward", "time/train", "time/step",
-                                     "memory/peak_after_train")}  # fmt: skip
-    step = update.StepPhases(metrics, memory=True)
-    step.on_step_begin(Training(device), None, None)
-    step.on_step_end(Training(device), None, None)
+    metrics: dict[str, list[float]] = defaultdict(list)
+    step, args = (
+        update.StepPhases(metrics, memory=True),
+        SimpleNamespace(device=torch.device(device)),
+    )
+    step.on_step_begin(args, None, None)
+    step.on_step_end(args, None, None)
     return metrics
 
 

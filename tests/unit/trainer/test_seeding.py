@@ -22,9 +22,13 @@ def trainer(process: int = 0, client=None, **settings):
     )
 
 
+def numbers() -> tuple[float, float, float]:
+    return torch.rand(()).item(), float(np.random.random()), random.random()
+
+
 def drawn(**settings) -> tuple[float, float, float]:
     with own_randomness(trainer(**settings)):
-        return torch.rand(()).item(), float(np.random.random()), random.random()
+        return numbers()
 
 
 def test_the_processes_of_a_tensor_parallel_group_draw_alike():
@@ -48,9 +52,6 @@ def test_other_processes_draw_other_numbers(settings):
 
 
 def test_what_is_drawn_afterwards_is_as_if_nothing_had_been():
-    def numbers():
-        return torch.rand(()).item(), float(np.random.random()), random.random()
-
     def seed():
         torch.manual_seed(0)
         np.random.seed(0)

@@ -20,21 +20,16 @@ class Holder:
         return "method"
 
 
-def test_values_hold_for_the_block():
+def test_values_hold_for_the_block_and_are_put_back_after_an_error_and_in_nested_blocks():
     holder = Holder()
     with replaced(holder, own=1, shared=2, method=lambda: 3):
         assert (holder.own, holder.shared, holder.method()) == (1, 2, 3)
-    assert (holder.own, holder.shared, holder.method()) == ("own", "class", "method")
-    assert vars(holder) == {"own": "own"}
-
-
-def test_values_are_put_back_after_an_error_and_in_nested_blocks():
-    holder = Holder()
     with pytest.raises(KeyboardInterrupt), replaced(holder, own=1):
         with replaced(holder, own=2, method=None):
             assert holder.own == 2
         assert holder.own == 1
         raise KeyboardInterrupt
+    assert (holder.own, holder.shared, holder.method()) == ("own", "class", "method")
     assert vars(holder) == {"own": "own"}
 
 
@@ -51,9 +46,7 @@ def test_the_coefficient_of_the_entropy_bonus_is_put_back_after_an_error():
 
 def test_a_name_that_does_not_exist_is_refused_and_nothing_is_changed():
     holder = Holder()
-    with (
-        pytest.raises(AttributeError, match="Holder has no owned to replace"),
-        replaced(holder, own=1, owned=2),
-    ):
+    refused = pytest.raises(AttributeError, match="Holder has no owned to replace")
+    with refused, replaced(holder, own=1, owned=2):
         pytest.fail("the block runs")
     assert vars(holder) == {"own": "own"}

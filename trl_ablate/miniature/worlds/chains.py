@@ -85,7 +85,6 @@ class Chains:
         return "full" if first["start"] else "terse"
 
     def chain(self, rng: random.Random, level: int) -> Chain:
-        """A random chain of so many moves."""
         value = start = rng.randint(0, self.largest)
         moves = []
         for _ in range(level):
@@ -159,7 +158,6 @@ class Chains:
 
 
 def written(style: str, moves: tuple[int, ...], values: list[int]) -> str:
-    """The steps of a chain in one of the styles."""
     if style == "direct":
         return ""
     steps = zip(values, moves, values[1:], strict=False)
@@ -178,12 +176,7 @@ CHAINS = World(
     name="chains",
     files=(__file__,),
     task=ANSWERED,
-    template_shares={
-        "r1_zero": 0.7,
-        "question_only": 0.1,
-        "reasoning_xml": 0.1,
-        "think_xml": 0.1,
-    },
+    template_shares={"r1_zero": 0.7, "question_only": 0.1, "reasoning_xml": 0.1, "think_xml": 0.1},
     format_shares={
         "r1_zero": 0.75,
         "question_only": 0.75,

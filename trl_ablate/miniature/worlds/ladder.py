@@ -49,10 +49,7 @@ BASE_B, BASE_C = (
 """The same questions for models that began with other weights and read other texts."""
 
 HARD = replace(
-    CHAINS,
-    name="chains-hard",
-    files=FILES,
-    format_shares=dict.fromkeys(CHAINS.format_shares, 0.06),
+    CHAINS, name="chains-hard", files=FILES, format_shares=dict.fromkeys(CHAINS.format_shares, 0.06)
 )
 """A right answer in the right format is so rare that most groups of eight have none."""
 
@@ -73,12 +70,7 @@ FORMATS = replace(
     CHAINS,
     name="formats",
     files=FILES,
-    template_shares={
-        "r1_zero": 0.1,
-        "question_only": 0.1,
-        "reasoning_xml": 0.4,
-        "think_xml": 0.4,
-    },
+    template_shares={"r1_zero": 0.1, "question_only": 0.1, "reasoning_xml": 0.4, "think_xml": 0.4},
     format_shares=dict.fromkeys(CHAINS.format_shares, 0.2),
     task=replace(ANSWERED, style_shares={"direct": 0.8, "terse": 0.1, "full": 0.1}),
 )
