@@ -3,7 +3,6 @@
 Numbers that a test measures are printed; run with `-s` to see them.
 """
 
-import itertools
 import json
 import os
 import random
@@ -64,9 +63,8 @@ def test_every_reference_answer_scores_in_full(grader, golds, template):
         golds = [gold for gold in golds if re.fullmatch(r"-?\d+(\.\d+)?", gold)]
         assert len(golds) > 10_000
     start = time.monotonic()
-    scores = score_batch(
-        template, [WRITE[template].format(gold) for gold in golds], golds, grader=grader
-    )
+    written = [WRITE[template].format(gold) for gold in golds]
+    scores = score_batch(template, written, golds, grader=grader)
     say(f"{template}: {len(golds)} rows in {time.monotonic() - start:.2f} s")
     full = 3.0 if template.endswith("xml") else 1.0
     short = [gold for gold, each in zip(golds, scores, strict=True) if each["reward"] != full]
@@ -119,42 +117,24 @@ EQUAL_IN_OTHER_WORDS = {
 }
 
 
-def hostile_answers() -> list[str]:
-    """26 texts that hang, starve or break a parser, as a model might come to write them."""
-    return [
-        r"10^{10^{10}}",
-        r"9^{9^{9^{9}}}",
-        r"2^{2^{2^{2^{2^{2}}}}}",
-        "1000000!",
-        "5000000!+x",
-        "((10!)!)!",
-        r"\sum_{n=1}^{1000000000} \frac{1}{n}",
-        r"\sum_{n=1}^{10^9} n^n",
-        r"\prod_{n=1}^{10^9} n",
-        r"\int_0^1 \frac{\sin(x^{x^x})}{x^{x}} dx",
-        r"\binom{10^{9}}{5\cdot 10^{8}}",
-        r"x^{999999999}(x+1)^{999999999}",
-        r"(x+1)^{100000}(x+2)^{100000}",
-        r"\sqrt[999999999]{10^{999999999}+x}",
-        r"7^{7^{7^{7}}}\bmod 10",
-        "(" * 3000,
-        "{" * 5000,
-        "5" * 200_000,
-        "x+" * 100_000,
-        r"\frac{" * 30_000,
-        r"\frac{\frac{" * 80 + "1" + "}{2}" * 80,
-        "5\x00",
-        "\ud800\udfff5",
-        r"\boxed{" * 100,
-        "[" * 500 + "5" + "]" * 500,
-        r"\left(\sqrt{" * 35 + "x" + r"}\right)" * 35,
-    ]
+HOSTILE = [
+    r"10^{10^{10}}", r"9^{9^{9^{9}}}", r"2^{2^{2^{2^{2^{2}}}}}",
+    "1000000!", "5000000!+x", "((10!)!)!",
+    r"\sum_{n=1}^{1000000000} \frac{1}{n}", r"\sum_{n=1}^{10^9} n^n", r"\prod_{n=1}^{10^9} n",
+    r"\int_0^1 \frac{\sin(x^{x^x})}{x^{x}} dx", r"\binom{10^{9}}{5\cdot 10^{8}}",
+    r"x^{999999999}(x+1)^{999999999}", r"(x+1)^{100000}(x+2)^{100000}",
+    r"\sqrt[999999999]{10^{999999999}+x}", r"7^{7^{7^{7}}}\bmod 10",
+    "(" * 3000, "{" * 5000, "5" * 200_000, "x+" * 100_000, r"\frac{" * 30_000,
+    r"\frac{\frac{" * 80 + "1" + "}{2}" * 80, "5\x00", "\ud800\udfff5", r"\boxed{" * 100,
+    "[" * 500 + "5" + "]" * 500, r"\left(\sqrt{" * 35 + "x" + r"}\right)" * 35,
+]  # fmt: skip
+"""Texts that hang, starve or break a parser, as a model might come to write them."""
 
 
 def honest_answers(count: int) -> list[tuple[str, str, bool]]:
     """Answers to MATH-like questions, half of them right, none the same text as the reference."""
     pairs = []
-    for n in itertools.islice(itertools.count(2), count // 4):
+    for n in range(2, 2 + count // 4):
         pairs += [
             (rf"\frac{{{n}}}{{{2 * n}}}", "0.5", True),
             (f"(x+{n})^2", f"x^2+{2 * n}x+{n * n}", True),
@@ -166,7 +146,7 @@ def honest_answers(count: int) -> list[tuple[str, str, bool]]:
 
 def hostile_batch() -> tuple[tuple[str, ...], tuple[str, ...], tuple[bool | None, ...]]:
     """256 answers, every tenth hostile; the expected verdict of a hostile one is None: any."""
-    honest, hostile = iter(honest_answers(232)), iter(hostile_answers())
+    honest, hostile = iter(honest_answers(232)), iter(HOSTILE)
     rows = [(next(hostile), "x^2+5", None) if n % 10 == 4 else next(honest) for n in range(256)]
     answers, golds, expected = zip(*rows, strict=True)
     return answers, golds, expected

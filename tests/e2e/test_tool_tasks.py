@@ -15,6 +15,7 @@ from trl.chat_template_utils import qwen3_chat_template
 
 from trl_ablate import AblationTrainer, miniature
 from trl_ablate.cli import train
+from trl_ablate.run.json_files import write_jsonl
 from trl_ablate.trainer.one_shot import _takes_all
 
 CODE = '''
@@ -85,7 +86,7 @@ def folder(tmp_path, monkeypatch):
     for a, b in [(1, 2), (3, 4), (2, 5), (4, 4), (6, 1), (5, 3)]:
         prompt = [{"role": "user", "content": f"{a}+{b}=?"}]
         rows.append({"prompt": prompt, "answer": str(a + b), "number": a + b})
-    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write_jsonl(tmp_path / "tasks.jsonl", rows)
     (tmp_path / "world.py").write_text(CODE)
     (tmp_path / "qwen3.jinja").write_text(qwen3_chat_template)
     shutil.copytree(miniature.build(), tmp_path / "model")

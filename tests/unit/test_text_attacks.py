@@ -42,14 +42,6 @@ UNSAFE = re.compile(
 )
 
 SLOW = pytest.mark.slow
-FEW_OF_ALL = pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param(text, id=name, marks=() if name in FEW else SLOW)
-        for name, text in HOSTILE.items()
-        if text.strip()  # a field without text is left out of a report
-    ],
-)
 ALL = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 
 
@@ -60,26 +52,22 @@ def group_metrics(text: str) -> dict[str, float]:
     return {f"eval_{name}": value for name, value in by_group(rows, 1, "level").items()}
 
 
-def reported(folder: Path, text: str) -> tuple[Path, dict[str, str]]:
+def reported(folder: Path, text: str) -> Path:
     """The report of a study with the text in every name, note, setting, reason and rollout."""
     first, second = f"one {text}", f"two {text}"
     plan = make_plan({first: {"top": 0.6}, second: {"top": 0.7}}, seeds=(0, 1))
     said = {"stop": text}
+
+    def named(run):
+        return replace(run, words=("arm.yaml", *run.words[1:], f"--stop={text}"))
+
     arms = tuple(
         replace(
-            arm,
-            recipe=f"{text}.yaml",
-            declared={**arm.declared, **said},
-            values={**arm.values, **said},
-            inert={"stop": text},
-            warnings=(text,),
-            runs=tuple(
-                replace(run, words=("arm.yaml", *run.words[1:], f"--stop={text}"))
-                for run in arm.runs
-            ),
+            arm, recipe=f"{text}.yaml", declared={**arm.declared, **said}, inert=said,
+            values={**arm.values, **said}, warnings=(text,), runs=tuple(map(named, arm.runs)),
         )
         for arm in plan.arms
-    )
+    )  # fmt: skip
     plan = replace(
         plan, study=f"s {text}", question=f"q {text}", seeds_answer=f"a {text}", base=text,
         notes=(f"n {text}",), profile=f"p {text}", profile_reason=text, arms=arms,
@@ -97,20 +85,16 @@ def reported(folder: Path, text: str) -> tuple[Path, dict[str, str]]:
             directory.update(
                 status="failed" if run.seed else "finished",
                 reason=f"r {text}" if run.seed else None,
-                git={"commit": text or "c", "diff": ""},
-                versions={"trl": text},
-                python=text,
-                gpu=text,
-                profile=f"p{number} {text}",
-            )
-    out = folder / "out"
-    report_study(plan, store, folder / "study.yaml", out)
-    return out, {"plan": plan, "store": store}
+                git={"commit": text or "c", "diff": ""}, versions={"trl": text}, python=text,
+                gpu=text, profile=f"p{number} {text}",
+            )  # fmt: skip
+    report_study(plan, store, folder / "study.yaml", folder / "out")
+    return folder / "out"
 
 
 @pytest.fixture(scope="module")
 def harmless(tmp_path_factory) -> Path:
-    return reported(tmp_path_factory.mktemp("harmless"), WORD)[0]
+    return reported(tmp_path_factory.mktemp("harmless"), WORD)
 
 
 def outline(file: Path) -> list[str]:
@@ -118,29 +102,31 @@ def outline(file: Path) -> list[str]:
     return [token.type for token in MARKDOWN.parse(file.read_text(encoding="utf-8"))]
 
 
-class Tags(HTMLParser):
-    """Start tags with the names of their attributes, and the scripts."""
-
-    def __init__(self, page: str):
-        super().__init__()
-        self.found: list[tuple[str, tuple[str, ...]]] = []
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.found.append((tag, tuple(name for name, _ in attrs)))
+def tags(page: str) -> list[tuple[str, list[str]]]:
+    """The start tags of a page, with the names of their attributes."""
+    found, parser = [], HTMLParser()
+    parser.handle_starttag = lambda tag, attrs: found.append((tag, [name for name, _ in attrs]))
+    parser.feed(page)
+    parser.close()
+    return found
 
 
 @pytest.mark.sample(2)
-@FEW_OF_ALL
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(text, id=name, marks=() if name in FEW else SLOW)
+        for name, text in HOSTILE.items()
+        if text.strip()  # a field without text is left out of a report
+    ],
+)
 def test_a_report_keeps_its_structure(tmp_path, harmless, text):
-    out, _ = reported(tmp_path, text)
+    out = reported(tmp_path, text)
     markdown, page = ((out / name).read_text("utf-8") for name in ("REPORT.md", "report.html"))
     assert outline(out / "REPORT.md") == outline(harmless / "REPORT.md")
     inside = {c.type for t in MARKDOWN.parse(markdown) for c in t.children or ()}
     assert inside <= {"text", "image", "code_inline"}
-    expected = Tags((harmless / "report.html").read_text("utf-8")).found
-    assert Tags(page).found == expected
+    assert tags(page) == tags((harmless / "report.html").read_text("utf-8"))
     assert not UNSAFE.search(markdown) and not UNSAFE.search(page)
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
 
@@ -151,45 +137,40 @@ PLANTED = ("sk-ant-api03-" + MIX, "github_pat_" + MIX, "AKIAQWERTYUIOP123456", "
 
 
 def test_no_report_holds_a_token_of_a_rollout_a_reason_or_a_command(tmp_path):
-    out, _ = reported(tmp_path, " and ".join([*PLANTED[:4], f"https://{PLANTED[4]}@example.org"]))
+    out = reported(tmp_path, " and ".join([*PLANTED[:4], f"https://{PLANTED[4]}@example.org"]))
     files = {file.name: file.read_bytes() for file in out.rglob("*") if file.is_file()}
     assert {"REPORT.md", "report.html"} <= files.keys()
     assert not [name for name in files for one in PLANTED if one.encode() in files[name]]
 
 
-@pytest.fixture
-def published(tmp_path):
-    """`published(text)`: a run with the text in every field of its records that can contain it."""
-
-    def make(text: str) -> FinishedRun:
-        path = tmp_path / "run"
-        for name in ("checkpoint_best", "checkpoint_last"):
-            (path / name).mkdir(parents=True, exist_ok=True)
-            (path / name / "model.safetensors").write_bytes(b"w")
-            (path / name / "config.json").write_text("{}")
-        row = {"step": 2, "grpo_step": 2, "seconds": 2.0, "eval_reward": 0.5}
-        row |= group_metrics(text)
-        return FinishedRun(
-            path=path,
-            record={
-                "status": "stopped", "reason": f"r {text}", "recipe": text, "profile": text,
-                "arm": f"a {text}", "seed": text, "study": text or "s", "python": f"3 {text}",
-                "versions": {"trl": f"v {text}"}, "command": ["scripts/train.py", f"--x={text}"],
-                "git": {"commit": f"c {text}", "changed": True},
-            },
-            config={
-                "changes": {"stop": [text, [text]]},
-                "settings": {"stop": text},
-                "config": {"trackio_space_id": f"me/{text}"},
-                "task": {"start": "base", "starts": None, "dataset": "math", "eval_size": 8,
-                         "eval_split": text},
-                "model": {"model_name_or_path": f"m{text}/n" if "/" not in text else text},
-            },
-            rows=[row],
-            masker=Masker(hide_home=False),
-        )  # fmt: skip
-
-    return make
+def card_of(folder: Path, text: str) -> str:
+    """The card of a run with the text in every field of its records that can contain it."""
+    for name in ("checkpoint_best", "checkpoint_last"):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "model.safetensors").write_bytes(b"w")
+        (folder / name / "config.json").write_text("{}")
+    row = {"step": 2, "grpo_step": 2, "seconds": 2.0, "eval_reward": 0.5, **group_metrics(text)}
+    run = FinishedRun(
+        path=folder,
+        record={
+            "status": "stopped", "reason": f"r {text}", "recipe": text, "profile": text,
+            "arm": f"a {text}", "seed": text, "study": text or "s", "python": f"3 {text}",
+            "versions": {"trl": f"v {text}"}, "command": ["scripts/train.py", f"--x={text}"],
+            "git": {"commit": f"c {text}", "changed": True},
+        },
+        config={
+            "changes": {"stop": [text, [text]]},
+            "settings": {"stop": text},
+            "config": {"trackio_space_id": f"me/{text}"},
+            "task": {"start": "base", "starts": None, "dataset": "math", "eval_size": 8,
+                     "eval_split": text},
+            "model": {"model_name_or_path": f"m{text}/n" if "/" not in text else text},
+        },
+        rows=[row],
+        masker=Masker(hide_home=False),
+    )  # fmt: skip
+    licence = {"license": "other", "license_name": f"l {text}", "license_link": f"k {text}"}
+    return model_card(run, "me/x", licence, picture=True)
 
 
 def parts(card: str) -> tuple[dict, list[str]]:
@@ -208,25 +189,20 @@ def keys(value) -> object:
 
 @pytest.mark.sample(12)
 @ALL
-def test_a_card_keeps_its_metadata_and_its_structure(published, text):
-    licence = {"license": "other", "license_name": f"l {text}", "license_link": f"k {text}"}
-    card = model_card(published(text), "me/x", licence, picture=True)
-    word = model_card(
-        published(WORD), "me/x", {**licence, "license_name": WORD, "license_link": WORD},
-        picture=True,
-    )  # fmt: skip
-    (metadata, kinds), (usual, structure) = parts(card), parts(word)
-    metadata.pop("base_model", None), usual.pop("base_model", None)
-    for relation in (metadata, usual):
-        relation.pop("base_model_relation", None)
+def test_a_card_keeps_its_metadata_and_its_structure(tmp_path, text):
+    card = card_of(tmp_path, text)
+    (metadata, kinds), (usual, structure) = parts(card), parts(card_of(tmp_path, WORD))
+    for found in (metadata, usual):
+        found.pop("base_model", None)
+        found.pop("base_model_relation", None)
     assert keys(metadata) == keys(usual)
     assert kinds == structure
     assert not UNSAFE.search(card)
     card.encode()
 
 
-def test_a_name_with_markup_is_no_link_to_the_hub(published):
-    card = model_card(published("x](https://evil.example)"), "me/x", None, picture=False)
+def test_a_name_with_markup_is_no_link_to_the_hub(tmp_path):
+    card = card_of(tmp_path, "x](https://evil.example)")
     body = MARKDOWN.render(card.partition("\n---\n")[2])
     assert 'href="https://evil' not in body and 'href="https://huggingface.co' in body
 
@@ -240,10 +216,6 @@ def checked(text: str) -> Checked:
         shared=[text], questions=[row], format=text, reference=replace(graded, rewards=[None]),
         wrong=graded, empty=graded, reward_names=[text],
     )  # fmt: skip
-
-
-def shorter(metrics: dict[str, float]) -> dict[str, float]:
-    return {name.removeprefix("eval_"): value for name, value in metrics.items()}
 
 
 def shown(text: str, folder: Path) -> str:
@@ -263,14 +235,9 @@ def shown(text: str, folder: Path) -> str:
         show_findings([Finding(text, text, fix=text)])
         check.console, evaluate.console = console, console
         check.show(checked(text))
-        sets = {
-            f"s {text}": {
-                "questions": 1,
-                "standard_errors": {"reward": 0.1},
-                "metrics": {"reward": 0.5, **shorter(group_metrics(text))},
-            }
-        }
-        console.print(evaluate.table(sets, title=text))
+        groups = {name[len("eval_") :]: one for name, one in group_metrics(text).items()}
+        metrics = {"metrics": {"reward": 0.5, **groups}, "standard_errors": {"reward": 0.1}}
+        console.print(evaluate.table({f"s {text}": {"questions": 1, **metrics}}, title=text))
         run = RunDirectory(folder / "run")
         run.path.mkdir(exist_ok=True)
         run.update(seconds=3.0)

@@ -41,8 +41,6 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition on one column."""
-
     column: str
     operator: str
     value: Any
@@ -50,11 +48,9 @@ class Condition:
 
     def holds(self, found: Any) -> bool:
         """Whether a column's value meets the condition; a missing value is only equal to null."""
-        if self.operator in ("==", "!="):
-            return _equal(found, self.value) == (self.operator == "==")
-        if self.operator in ("in", "not in"):
-            inside = any(_equal(found, one) for one in self.value)
-            return inside == (self.operator == "in")
+        if self.operator in ("==", "!=", "in", "not in"):
+            values = self.value if isinstance(self.value, list) else [self.value]
+            return any(_equal(found, one) for one in values) == (self.operator in ("==", "in"))
         if found is None:
             return False
         if self.operator == "contains":
@@ -112,8 +108,7 @@ def _value(text: str) -> Any:
 
 def _equal(found: Any, value: Any) -> bool:
     if isinstance(value, float):
-        number = _number_of(found)
-        return number is not None and number == value
+        return _number_of(found) == value
     if isinstance(value, bool):
         return str(found).casefold() == str(value).casefold()
     return found is None if value is None else str(found) == value
@@ -150,17 +145,14 @@ def filtered(
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Every column that some row has, in the order of their first rows."""
     return list(dict.fromkeys(column for row in rows for column in row))
 
 
 def of_these(
     column: str, chosen: Sequence[int | str] | None, rows: list[dict[str, Any]], name: str
 ) -> list[dict[str, Any]]:
-    """The rows whose level or subject is one of those chosen, each of which some row has to have.
-
-    Upper and lower case are equal, and so are 5, "5" and "Level 5".
-    """
+    """The rows whose level or subject is one of those chosen, each of which some row has to have;
+    5, "5" and "Level 5" are equal, and so are upper and lower case."""
 
     def plain(value: Any) -> str:
         return str("" if value is None else value).casefold().removeprefix(column).strip()
@@ -180,12 +172,8 @@ def of_these(
 def by_pass_rate(
     rows: list[dict[str, Any]], file: str, low: float, high: float, name: str
 ) -> list[dict[str, Any]]:
-    """The rows whose question has a pass rate from `low` to `high`, both included.
-
-    The file is what `evaluate --per_question` writes. Each line is an object with `question` and
-    `pass_rate`, the share of graded samples that were right, or null if none was graded. A row
-    without a question is found by its prompt.
-    """
+    """The rows whose question has a pass rate from `low` to `high`, both included, by the file that
+    `evaluate --per_question` writes. A row without a question is found by its prompt."""
     rates = _rates(file)
     known = [(row, rates[question]) for row in rows if (question := asked(row)) in rates]
     if rows and not known:

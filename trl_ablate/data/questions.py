@@ -1,13 +1,8 @@
 r"""Datasets: questions with final answers, from the Hub, from files, or from the miniature.
 
 `load_questions` gives the columns `question` and `answer` (and `level` and `subject` where there
-are any), then every other column of the source; `to_prompts` adds TRL's `prompt`. Both are plain
-functions of their arguments, so that the same arguments give the same rows in the same order in
-every run and every process.
-
-Where a reward of this package compares answers, the reference answer is what a row's answer column
-ends in: the text after the last `####` (GSM8K), or else what stands in its last `\boxed{}` (worked
-solutions), or else all of it. The other columns are passed to the rewards as they are.
+are any), then every other column of the source; `to_prompts` adds TRL's `prompt`. The same
+arguments give the same rows in the same order in every run and every process.
 
 Rows without a usable question or answer stop the loading, with the place and the reason: a run
 that trains on fewer rows than its recipe says should be told to. `skip_bad_rows` leaves them out
@@ -40,8 +35,7 @@ logger = logging.getLogger(__name__)
 Part = Literal["train", "eval"]
 
 FIRST_COLUMNS = ("question", "answer", "level", "subject")
-MAX_NESTING = 20
-"""Of lists and objects in a column; `datasets` fails on about 30, with an error of Python's."""
+MAX_NESTING = 20  # of lists; `datasets` fails on about 30, with an error of Python's
 
 NAMED_DATASETS = {
     "math": Source(
@@ -63,28 +57,40 @@ class Tokenizer(Protocol):
 def load_questions(task: TaskArguments, part: Part) -> Dataset:
     """The questions and reference answers that the task trains on, or those that it evaluates on.
 
-    They are filtered first; then as many are drawn as are asked for, by the seed alone, so that the
-    same seed draws the same rows. They stay in the source's order.
+    They are filtered first; then as many are drawn as are asked for, by the seed alone, in the
+    source's order.
     """
     name, seed = task.dataset, task.subset_seed
     size = task.train_size if part == "train" else task.eval_size
     split = task.train_split if part == "train" else task.eval_split or "validation"
-    if is_miniature(name):
-        return _load_miniature(task, part, split, size)
-    made = name.startswith(GYM)  # in the number that was asked for
-    given = gym_rows(name, task.gym, split, size, seed) if made else _collect(task, split)
-    questions = _filtered(given, task, part)
+    of_gym, of_world = name.startswith(GYM), is_miniature(name)
+    if of_gym:
+        questions = gym_rows(name, task.gym, split, size, seed)  # in the number that was asked for
+    elif of_world:
+        split = "validation" if split == "test" else split
+        questions = _problems(name, split, seed)
+    else:
+        questions = _collect(task, split)
+    questions = of_these("level", task.levels, questions, name)
+    questions = of_these("subject", task.subjects, questions, name)
+    questions = filtered(questions, task.filter, name)
+    if part == "train" and (rates := task.rates_to_train_on) is not None:
+        questions = by_pass_rate(questions, *rates, name)
     if not questions:
         raise ConfigurationError(
             f"dataset {name!r}, split {split!r}, has no usable rows left; look at "
             "what it holds, and at what levels, subjects and filter leave out."
         )
-    if made and task.needs_answers and any(row["answer"] is None for row in questions):
+    if of_gym and task.needs_answers and any(row["answer"] is None for row in questions):
         raise ConfigurationError(
             f"dataset {name!r} has questions without an answer, which the rewards of this recipe "
             "compare; name its own scorer (reward_funcs: [reasoning_gym]), or another task"
         )
-    return _to_dataset(questions if made else draw(questions, size, seed, name), name)
+    if of_world:
+        questions = _level_by_level(questions, name, split, size)
+    elif not of_gym:
+        questions = draw(questions, size, seed, name)
+    return _to_dataset(questions, name)
 
 
 def to_prompts(
@@ -93,9 +99,7 @@ def to_prompts(
     tokenizer: Tokenizer | None = None,
     what: str = "data",
 ) -> Dataset:
-    """Adds the column `prompt`, rendered by the task's template; all other columns stay.
-
-    Where the rows bring their prompts along, the column stays as it is.
+    """Adds the column `prompt`, rendered by the task's template, if the rows bring none along.
 
     With a tokenizer and `max_prompt_length`, questions whose prompt has more tokens are dropped,
     and their number is reported under the name `what`. It is an error if none is left.
@@ -148,30 +152,19 @@ def check_enough(questions: Dataset, config: "AblationConfig") -> None:
 
 
 def check_prompts_fit(dataset: Dataset, tokenizer: Tokenizer, context: int, what: str) -> None:
-    """Refuse a prompt of more tokens than the model's context.
-
-    The time of a forward pass grows with the square of the length, so that a training with prompts
-    of 100,000 characters seems to hang. A token is at least one byte, so that only long texts are
-    tokenized.
-    """
+    """Refuse a prompt of more tokens than the model's context, with which a training seems to hang.
+    A token is at least one byte, so that only long texts are tokenized."""
     for row, prompt in enumerate(dataset["prompt"]):
-        if _bytes_of(prompt) <= context:
+        texts = [prompt] if isinstance(prompt, str) else [str(each["content"]) for each in prompt]
+        if sum(len(text.encode(errors="replace")) for text in texts) <= context:
             continue
         if (length := _token_count(prompt, tokenizer)) > context:
+            begins = str(dataset[row].get("question") or prompt)[:60]
             raise ConfigurationError(
                 f"{what}: the prompt of row {row} has {length} tokens, more than the model's "
                 f"context of {context}; set max_prompt_length to leave out such rows, or shorten "
-                f"the question, which begins with {_beginning(dataset[row])!r}"
+                f"the question, which begins with {begins!r}"
             )
-
-
-def _beginning(row: dict[str, Any]) -> str:
-    return str(row.get("question") or row["prompt"])[:60]
-
-
-def _bytes_of(prompt: str | list[dict[str, str]]) -> int:
-    texts = [prompt] if isinstance(prompt, str) else [str(each["content"]) for each in prompt]
-    return sum(len(text.encode(errors="replace")) for text in texts)
 
 
 def draw(items: Sequence[Any], size: int | None, seed: int, name: str) -> list[Any]:
@@ -183,28 +176,26 @@ def draw(items: Sequence[Any], size: int | None, seed: int, name: str) -> list[A
     return [items[index] for index in sorted(random.Random(seed).sample(range(len(items)), size))]
 
 
-def _load_miniature(task: TaskArguments, part: Part, split: str, size: int | None) -> Dataset:
-    """The questions of a world, level by level: an evaluation takes them in this order, and answers
-    of similar length are generated faster together. Training shuffles them anyway."""
-    name = task.dataset
+def _problems(name: str, split: Any, seed: int) -> list[dict[str, Any]]:
     world = world_of_data(name)
-    split = "validation" if split == "test" else split
     try:
-        rows = problems(cast(Any, split), seed=task.subset_seed, world=world)
+        return cast(list[dict[str, Any]], problems(split, seed=seed, world=world))
     except ValueError as error:
         raise ConfigurationError(f"dataset {name!r}: {error}.") from error
-    questions = _filtered(cast(list[dict[str, Any]], rows), task, part)
-    if not questions:
-        raise ConfigurationError(
-            f"dataset {name!r}: no question meets filter {task.filter!r}; widen it"
-        )
-    size = size or world.usual_sizes.get(cast(Any, split), len(questions))
+
+
+def _level_by_level(
+    questions: list[dict[str, Any]], name: str, split: Any, size: int | None
+) -> list[dict[str, Any]]:
+    """A world's questions in the order in which an evaluation takes them: answers of similar length
+    are generated faster together. Training shuffles them anyway."""
+    size = size or world_of_data(name).usual_sizes.get(split, len(questions))
     if size > len(questions):
         raise ConfigurationError(
             f"dataset {name!r}: size is {size}; the {split} set has {len(questions)} "
             "problems of these levels; ask for fewer."
         )
-    return _to_dataset(sorted(questions[:size], key=lambda row: row.get("level", "")), name)
+    return sorted(questions[:size], key=lambda row: row.get("level", ""))
 
 
 def _collect(task: TaskArguments, split: str) -> list[dict[str, Any]]:
@@ -233,19 +224,6 @@ def _collect(task: TaskArguments, split: str) -> list[dict[str, Any]]:
         logger.warning(
             "skipped %d bad rows of %d; the first: %s", len(bad), len(bad) + len(questions), bad[0]
         )
-    return questions
-
-
-def _filtered(
-    questions: list[dict[str, Any]], task: TaskArguments, part: Part
-) -> list[dict[str, Any]]:
-    """Those of the task's levels, subjects and conditions; for training, of its pass rates too."""
-    name, rates = task.dataset, task.rates_to_train_on
-    questions = of_these("level", task.levels, questions, name)
-    questions = of_these("subject", task.subjects, questions, name)
-    questions = filtered(questions, task.filter, name)
-    if part == "train" and rates is not None:
-        questions = by_pass_rate(questions, *rates, name)
     return questions
 
 

@@ -30,19 +30,19 @@ class Row:
 
 def read_source(source: str, *, split: str, config: str | None = None) -> Iterator[Row]:
     """The rows of a file, of a folder's file for the split, or of a dataset on the Hub."""
-    path = Path(source).expanduser()
+    path: Path | None = Path(source).expanduser()
     if path.is_dir():
         if any((path / name).is_file() for name in _SAVED):
             return _of_dataset(str(path), split, _saved(path, split))
-        if _is_of_the_hub(path, split):
-            return _of_dataset(str(path), split, _loaded(str(path), split, config))
-        path = _file_for_split(path, split)
+        source, path = str(path), _file_for_split(path, split)
     elif not path.is_file():
         if not is_on_the_hub(source):
             raise ConfigurationError(
                 f"dataset {source!r}: there is no such file or folder beside the recipe or in the "
                 f"working directory, {Path.cwd()}; give a path from one of these, or create it."
             )
+        path = None
+    if path is None:
         return _of_dataset(source, split, _loaded(source, split, config))
     if path.suffix in _SUFFIXES:
         return read_file(path)
@@ -58,23 +58,15 @@ def is_on_the_hub(source: str) -> bool:
     return not (path.exists() or source.startswith((".", "/", "~")) or path.suffix in _SUFFIXES)
 
 
-def _is_of_the_hub(folder: Path, split: str) -> bool:
-    """Whether a split, or the one that replaces it, is in several files or in a folder below, as in
-    a copy of a Hub dataset."""
-    for name in (split, _OTHER_NAME.get(split, split)):
-        if any((folder / f"{name}{suffix}").is_file() for suffix in _SUFFIXES):
-            return False
-        if any(any(folder.rglob(f"{name}[-_.]*{suffix}")) for suffix in _SUFFIXES):
-            return True
-    return False
-
-
-def _file_for_split(folder: Path, split: str) -> Path:
-    """The folder's file for the split; `validation` and `test` replace each other."""
+def _file_for_split(folder: Path, split: str) -> Path | None:
+    """The folder's file for the split; `validation` and `test` replace each other. None if it is in
+    several files or in a folder below, as in a copy of a Hub dataset."""
     for name in (split, _OTHER_NAME.get(split, split)):
         for suffix in _SUFFIXES:
             if (folder / f"{name}{suffix}").is_file():
                 return folder / f"{name}{suffix}"
+        if any(any(folder.rglob(f"{name}[-_.]*{suffix}")) for suffix in _SUFFIXES):
+            return None
     there = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
     raise ConfigurationError(
         f"split {split!r}: folder {str(folder)!r} has no {split}.jsonl and no {split}.parquet "
@@ -132,11 +124,8 @@ def _loaded(source: str, split: str, config: str | None) -> Any:
 
 def read_file(path: Path) -> Iterator[Row]:
     """The rows of a file, by its suffix."""
-    if path.suffix in (".parquet", ".arrow"):
-        return _read_table(path)
-    if path.suffix == ".csv":
-        return _read_csv(path)
-    return _read_json(path)
+    readers = {".parquet": _read_table, ".arrow": _read_table, ".csv": _read_csv}
+    return readers.get(path.suffix, _read_json)(path)
 
 
 def _read_json(path: Path) -> Iterator[Row]:
@@ -177,11 +166,8 @@ def _json_row(place: str, values: Any) -> Row:
 
 
 def _read_csv(path: Path) -> Iterator[Row]:
-    """One row per record, with the columns of the first line; an empty field is missing.
-
-    A column is read as whole numbers if each of its fields is just as Python writes the number, so
-    that nothing is lost; all other columns are text.
-    """
+    """One row per record, with the columns of the first line; an empty field is missing. A column
+    is read as whole numbers if each of its fields is just as Python writes the number."""
     csv.field_size_limit(2**31 - 1)  # else a field has at most 131072 characters
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -202,17 +188,16 @@ def _read_csv(path: Path) -> Iterator[Row]:
             "name of its own in the first line."
         )
     whole = [record for _, record in records if len(record) == len(header)]
-    numeric = [all(map(_is_whole, filter(None, column))) for column in zip(*whole, strict=True)]
+    columns = zip(*whole, strict=True)
+    kinds = [int if all(map(_is_whole, filter(None, column))) else str for column in columns]
     for line, record in records:
+        place = f"{path}, line {line}"
         if len(record) != len(header):
             defect = f"{len(record)} fields, but the first line names {len(header)} columns"
-            yield Row(f"{path}, line {line}", defect=defect)
-            continue
-        fields = [
-            None if not text else int(text) if is_number else text
-            for text, is_number in zip(record, numeric, strict=True)
-        ]
-        yield Row(f"{path}, line {line}", dict(zip(header, fields, strict=True)))
+            yield Row(place, defect=defect)
+        else:
+            parts = zip(header, kinds, record, strict=True)
+            yield Row(place, {name: kind(text) if text else None for name, kind, text in parts})
 
 
 def _is_whole(text: str) -> bool:
@@ -225,9 +210,9 @@ def _read_table(path: Path) -> Iterator[Row]:
     import pyarrow
     import pyarrow.parquet
 
-    of_arrow = path.suffix == ".arrow"
+    kind = "a Parquet" if path.suffix == ".parquet" else "an Arrow"
     try:
-        if not of_arrow:
+        if path.suffix == ".parquet":
             table = pyarrow.parquet.read_table(path)
         else:
             with pyarrow.memory_map(str(path)) as file:
@@ -239,8 +224,8 @@ def _read_table(path: Path) -> Iterator[Row]:
         if isinstance(error, OSError) and error.filename is not None:
             raise
         raise ConfigurationError(
-            f"dataset {str(path)!r} is not {'an Arrow' if of_arrow else 'a Parquet'} file "
-            f"({shortened(str(error), 200)}); give a valid one."
+            f"dataset {str(path)!r} is not {kind} file ({shortened(str(error), 200)}); give a "
+            "valid one."
         ) from error
     for number, values in enumerate(table.to_pylist(), start=1):
         yield Row(f"{path}, row {number}", values)

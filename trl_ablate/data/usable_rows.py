@@ -6,13 +6,9 @@ from typing import Any, NamedTuple
 
 from trl_ablate.data.row_files import Row
 from trl_ablate.rewards.grading.latex import last_boxed
+from trl_ablate.rewards.own.calling import FROM_TRAINER, PER_ROW
 
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox) +([^\s$.,]+)")
-RESERVED_BY_TRL = (
-    "prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric",
-    "environments",
-)  # fmt: skip
-"""Arguments of a reward function, which no column can be called."""
 IMAGES = ("image", "images")
 """Columns that TRL passes to the model."""
 
@@ -24,27 +20,19 @@ class BadRowError(ValueError):
 class Source(NamedTuple):
     """A dataset, and where its rows have their parts."""
 
-    hub_id: str
-    """Or the path of a file or folder."""
+    hub_id: str  # or the path of a file or folder
     config: str | None = None
-    question: str | None = None
-    """None: `question` or `problem`."""
-    answer: str | None = None
-    """None: `answer` or `solution`."""
-    prompt: str | None = None
-    """The whole prompt, if the rows bring it along; then a row needs no question."""
-    marker: str | None = None
-    """An answer without it is unusable: it ends before its result."""
-    needs_answers: bool = True
-    """Whether a row without a usable answer is unusable. If not, the answer is passed on as it
-    is."""
+    question: str | None = None  # None: `question` or `problem`
+    answer: str | None = None  # None: `answer` or `solution`
+    prompt: str | None = None  # the whole prompt; then a row needs no question
+    marker: str | None = None  # an answer without it ends before its result
+    needs_answers: bool = True  # if not, an answer is passed on as it is
 
 
 def to_question(row: Row, source: Source) -> dict[str, Any]:
     """The row with its question and answer, level and subject as text, and all other columns.
 
     Where the row brings its whole prompt, the level is a column like the others.
-    Raises `BadRowError` with the reason if the row has no usable question or no usable answer.
     """
     if row.defect is not None:
         raise BadRowError(row.defect)
@@ -66,13 +54,12 @@ def to_question(row: Row, source: Source) -> dict[str, Any]:
     for subject in ("subject", "type"):
         if isinstance(values.get(subject), str):
             found.setdefault("subject", values[subject])
-    for name in RESERVED_BY_TRL:
-        if name in values:
+    for name, value in values.items():
+        if name in (*PER_ROW, *FROM_TRAINER):
             raise BadRowError(
                 f"a column is called {name!r}, which is an argument of every reward; rename it"
             )
-    for name in IMAGES:
-        if values.get(name) not in (None, "", []):
+        if name in IMAGES and value not in (None, "", []):
             raise BadRowError(
                 f"column {name!r} has an image, which a text model cannot see; remove or rename it"
             )
@@ -99,12 +86,11 @@ def _prompt(values: dict[str, Any], column: str) -> str | list[dict[str, Any]]:
     if column not in values:
         raise BadRowError(_no_column(values, column))
     prompt = values[column]
-    if isinstance(prompt, str) and prompt.strip():
-        return prompt
+    text = isinstance(prompt, str) and prompt.strip()
     messages = isinstance(prompt, list) and all(
-        isinstance(one, dict) and "role" in one and "content" in one for one in prompt
+        isinstance(one, dict) and {"role", "content"} <= one.keys() for one in prompt
     )
-    if not messages or not prompt:
+    if not prompt or not (text or messages):
         raise BadRowError(
             f"column {column!r} contains {str(prompt)[:60]!r}, which is neither a text nor messages"
             " with role and content"

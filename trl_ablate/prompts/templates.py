@@ -1,13 +1,11 @@
 """The prompt templates: prompt text, stop strings, rewards; and prompts by a file of the user.
 
 These three belong together: a model that is asked for `<answer>` tags but rewarded for `\\boxed{}`
-learns nothing. Code that overrides one part can compare with `TEMPLATES[name]` and warn about the
-others. The texts are files in `prompts/`, and in `prompts/short/` for very small models, for which
-the long prompt would cost more than the answer.
+learns nothing. The texts are files in `prompts/`, and in `prompts/short/` for very small models,
+for which the long prompt would cost more than the answer.
 
-In a user's `.txt` file `{question}` and the name of any other column in braces are replaced by the
-row's value; `{{name}}` stands for `{name}` itself, and braces around anything but a name are text.
-A `.jinja` file gets the columns as variables, in Jinja's sandbox. No torch.
+In a user's `.txt` file the name of a column in braces is replaced by the row's value; `{{name}}`
+stands for `{name}` itself. A `.jinja` file gets the columns as variables, in Jinja's sandbox.
 """
 
 import re
@@ -33,19 +31,14 @@ _FIELD = re.compile(r"\{\{(?P<literal>\w+)\}\}|\{(?P<name>[A-Za-z_]\w*)\}")
 class Template:
     """One prompt with its stop strings and rewards.
 
-    Attributes:
-        conversational: if True, the text is a system prompt and the question a user message, and
-            the model's chat template renders them; what follows an empty line is the user message,
-            if it contains `{question}`. If False, the text is the whole prompt and contains it.
-        stop: generation ends at one of these strings, which is kept in the completion.
-        rewards: the names of the reward functions, as in `rewards/<name>/mean`.
-        reward_weights: the weights of the reward functions, in the same order.
+    The text of a conversational one is a system prompt and the question a user message (what
+    follows an empty line, if that contains `{question}`); else it is the whole prompt.
     """
 
     name: str
     conversational: bool
-    stop: tuple[str, ...]
-    rewards: tuple[str, ...]
+    stop: tuple[str, ...]  # generation ends at one of them, which is kept in the completion
+    rewards: tuple[str, ...]  # names, as in `rewards/<name>/mean`
     reward_weights: tuple[float, ...]
 
 
@@ -59,7 +52,6 @@ TEMPLATES: dict[str, Template] = {
         Template("think_xml", True, ("</answer>",), ("format", "answer"), (1.0, 2.0)),
     )
 }
-
 
 OWN_SUFFIXES = (".txt", ".jinja")
 
@@ -136,19 +128,17 @@ def _file_writer(template: str, columns: Collection[str] | None) -> Callable[...
     named = [found["name"] for found in _FIELD.finditer(text) if found["name"]]
     _check_fields(template, named, columns)
 
-    def filled(found: re.Match[str], row: Mapping[str, Any]) -> str:
-        if found["literal"]:
-            return f"{{{found['literal']}}}"
-        value = row[found["name"]]
-        if value is None:
+    def write(row: Mapping[str, Any]) -> str:
+        if empty := [name for name in named if row[name] is None]:
             raise ConfigurationError(
-                f"template {template} names the column '{found['name']}', which is empty for the "
+                f"template {template} names the column '{empty[0]}', which is empty for the "
                 f"question {str(row['question'])[:80]!r}; fill it, or leave such rows out "
                 "with filter"
             )
-        return str(value)
+        values = {name: str(row[name]) for name in named}
+        return _FIELD.sub(lambda found: values.get(found["name"], f"{{{found['literal']}}}"), text)
 
-    return lambda row: _FIELD.sub(lambda found: filled(found, row), text)
+    return write
 
 
 def _jinja_writer(template: str, text: str, columns: Collection[str] | None) -> Callable[..., str]:
@@ -186,12 +176,14 @@ def _read(template: str) -> str:
         raise ConfigurationError(
             f"template {template} is not UTF-8 text (byte {error.start}); save it as UTF-8"
         ) from error
-    except OSError as error:
+    except FileNotFoundError as error:
         raise ConfigurationError(
             f"there is no template file {template}; create it, or correct the path, which is "
             "relative to the recipe"
-            if isinstance(error, FileNotFoundError)
-            else f"template {template} cannot be read: {error.strerror}; give another file"
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(
+            f"template {template} cannot be read: {error.strerror}; give another file"
         ) from error
 
 

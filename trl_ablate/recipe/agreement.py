@@ -1,5 +1,6 @@
 """Checks of settings across the argument groups, and warnings about some combinations."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ TYPICAL_WEIGHT = 0.02
 
 
 def check_agreement(config: AblationConfig, task: TaskArguments) -> None:
-    """Refuse settings that contradict each other, or that mean nothing to this package."""
+    """Refuse settings that contradict each other."""
     if config.resume_from_checkpoint is not None:
         raise ConfigurationError(
             f"resume_from_checkpoint is '{brief(config.resume_from_checkpoint)}', which is not "
@@ -37,14 +38,12 @@ def check_agreement(config: AblationConfig, task: TaskArguments) -> None:
 
 def _check_evaluation(config: AblationConfig, task: TaskArguments) -> None:
     """Check that an evaluation's metric names are unique and include the best metric."""
-    samples = config.num_generations_eval or config.num_generations or 1
-    names = metric_names(samples, task.eval_sets or ())
-    of_trl = metric_names(samples, task.eval_sets or (), one_shot=False)
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+    samples, sets = config.num_generations_eval or config.num_generations or 1, task.eval_sets or ()
+    names, of_trl = metric_names(samples, sets), metric_names(samples, sets, one_shot=False)
+    if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigurationError(
-            f"eval_sets {', '.join(task.eval_sets or ())} would define the metric "
-            f"'{twice[0]}' twice; rename the set"
+            f"eval_sets {', '.join(sets)} would define the metric '{twice[0]}' twice; rename the "
+            "set"
         )
     followed = {"best_metric": config.best_metric}
     if config.evaluation == "one_shot" and config.metric_for_best_model is not None:
@@ -66,18 +65,15 @@ def _check_evaluation(config: AblationConfig, task: TaskArguments) -> None:
 
 
 def _check_rewards(config: AblationConfig, task: TaskArguments) -> None:
-    """Weights are given once, sets with their own rewards need our evaluation, the outcome gate is
-    a reward, and noise needs rewards of 0 and 1. The trainer checks the gate of the user's own
-    rewards once it has imported them."""
-    weighted = [one.path for one in task.own_rewards[: len(task.reward_funcs or ())]
-                if one.weight != 1.0]  # fmt: skip
+    """The trainer checks the gate of the user's own rewards once it has imported them."""
+    given = task.own_rewards[: len(task.reward_funcs or ())]
+    weighted = [one.path for one in given if one.weight != 1.0]
     if weighted and config.reward_weights is not None:
         raise ConfigurationError(
             f"reward_weights is {config.reward_weights}, but reward_funcs gives {weighted[0]} a "
             "weight of its own; remove one of the two"
         )
-    apart = task.sets_with_rewards
-    if config.evaluation == "trl" and apart:
+    if config.evaluation == "trl" and (apart := task.sets_with_rewards):
         raise ConfigurationError(
             f"the reward of '{apart[0]}' needs evaluation 'one_shot', but evaluation is 'trl'; "
             "change one of the two"
@@ -88,12 +84,8 @@ def _check_rewards(config: AblationConfig, task: TaskArguments) -> None:
             f"outcome_gate is '{brief(config.outcome_gate)}', but the reward functions are "
             f"{', '.join(names)}; name one of them, or set outcome_gate to null"
         )
-    if (
-        config.reward_noise
-        and not config.placebo
-        and task.eos_penalty
-        and (config.outcome_gate in (None, "eos_penalty"))
-    ):
+    exchanged = config.reward_noise and not config.placebo
+    if exchanged and task.eos_penalty and config.outcome_gate in (None, "eos_penalty"):
         raise ConfigurationError(
             f"reward_noise {config.reward_noise} exchanges rewards of 0 and 1, but eos_penalty is "
             f"0 or negative; set eos_penalty to 0, or outcome_gate to {names[-2]}"
@@ -154,19 +146,19 @@ def trust_warnings(arguments: Mapping[str, Any]) -> list[str]:
 
 def template_warnings(task: TaskArguments, arguments: Mapping[str, Any]) -> list[str]:
     """A template has its own stop strings and reward; warn if only one of them is changed."""
-    if is_own(task.template) or task.prompt_column is not None:
+    name, said = task.template, []
+    if is_own(name) or task.prompt_column is not None:
         return []
-    template = TEMPLATES[task.template]
-    said = []
-    if "stop" in arguments and tuple(arguments["stop"] or ()) != template.stop:
+    stop = TEMPLATES[name].stop
+    if "stop" in arguments and tuple(arguments["stop"] or ()) != stop:
         said.append(
-            f"stop is {arguments['stop']}, but template '{task.template}' needs "
-            f"{list(template.stop)}: its reward may not find the end of an answer"
+            f"stop is {arguments['stop']}, but template '{name}' needs {list(stop)}: its reward "
+            "may not find the end of an answer"
         )
-    if task.reward and task.reward != task.template and task.reward_funcs is None:
+    if task.reward and task.reward != name and task.reward_funcs is None:
         said.append(
-            f"reward '{task.reward}' grades completions that template '{task.template}' asks for "
-            "in another format"
+            f"reward '{task.reward}' grades completions that template '{name}' asks for in another "
+            "format"
         )
     return said
 
@@ -180,8 +172,7 @@ def smallest_learning_rate(dtype: str) -> float:
     model are about 0.02, so the limit is 0.02 * 2^-(p+1): 3.9e-5 for bfloat16, 4.9e-6 for float16.
     Below it only small weights still change: 2 in 100 at a learning rate of 1e-6.
     """
-    bits = SIGNIFICAND_BITS.get(dtype)
-    return 0.0 if bits is None else TYPICAL_WEIGHT * 2.0 ** -(bits + 1)
+    return TYPICAL_WEIGHT * 2.0 ** -(SIGNIFICAND_BITS.get(dtype, math.inf) + 1)
 
 
 def precision_warnings(config: AblationConfig, model: ModelConfig) -> list[str]:

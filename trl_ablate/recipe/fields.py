@@ -2,10 +2,8 @@
 
 Our own fields declare their ranges; those of TRL and transformers are here, as the two libraries
 raise for most bad values only during a run, and for some not at all: a negative seed fails in
-numpy, a temperature of 0 in the first rollout, a `beta2` of 1 in the optimizer. The values are
-checked in every layer of a recipe, and not in `AblationConfig`, which accepts all that `GRPOConfig`
-accepts. Absent are numbers for which every value is valid (`beta`, `entropy_coef`), and those that
-`AblationConfig` checks itself.
+numpy, a `beta2` of 1 in the optimizer. The values are checked in every layer of a recipe, and not
+in `AblationConfig`, which accepts all that `GRPOConfig` accepts.
 """
 
 import dataclasses
@@ -13,7 +11,7 @@ import functools
 import json
 import typing
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from accelerate.utils import DynamoBackend
 from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATIONS
@@ -76,13 +74,13 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "log_level_replica": tuple(sorted(trainer_log_levels)),
     "torch_compile_backend": tuple(sorted(backend.lower() for backend in DynamoBackend.list())),
     "torch_compile_mode": (
-        "default",
-        "reduce-overhead",
-        "max-autotune",
-        "max-autotune-no-cudagraphs",
+        *("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     ),
+    "attn_implementation": ("eager", "sdpa", "flash_attention_2"),
+    "report_to": ("all", "none", "trackio"),
 }
-"""Valid texts for fields that accept any text."""
+"""Valid texts for fields that accept any text. Of the last two, the usual ones: only an import of
+all of transformers' models tells the others, which takes longer than a dry run (`choices`)."""
 
 JSON_MAPPINGS = (
     "chat_template_kwargs",
@@ -93,13 +91,6 @@ JSON_MAPPINGS = (
     "transformers_continuous_batching_config",
 )
 """Mappings that may be given as JSON text; the libraries silently ignore any other text."""
-
-USUAL = {
-    "attn_implementation": ("eager", "sdpa", "flash_attention_2"),
-    "report_to": ("all", "none", "trackio"),
-}
-"""Valid texts of fields whose others only an import of all of transformers' models tells, which
-takes longer than all else that a dry run does."""
 
 
 @functools.cache
@@ -123,11 +114,8 @@ def hints() -> dict[str, Any]:
 def checked(
     settings: dict[str, Any], source: object, loader: Collection[str] = tuple(LOADER_KEYS)
 ) -> dict[str, Any]:
-    """The settings of one layer, after a check that each is known, has its type, and is valid.
-
-    Args:
-        loader: the loader's keys that the layer may have.
-    """
+    """The settings of one layer, after a check that each is known, has its type, and is valid;
+    `loader`: the loader's keys that it may have."""
     found = {}
     for key, value in settings.items():
         if key not in hints():
@@ -155,40 +143,33 @@ def choices(key: str) -> tuple[str, ...]:
         from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
         others = INTEGRATION_TO_CALLBACK
-    return tuple(dict.fromkeys([*CHOICES.get(key, ()), *USUAL.get(key, ()), *sorted(others)]))
+    return tuple(dict.fromkeys([*CHOICES.get(key, ()), *sorted(others)]))
 
 
 def check_meaning(what: str, key: str, value: Any) -> None:
     """Refuse a value that has the right type but is not valid for the setting `key`."""
     if key in RANGES:
         check_range(what, value, RANGES[key])
+
+    def refuse(sentence: str) -> NoReturn:
+        raise ConfigurationError(f"{what} {sentence}")
+
     for text in value if isinstance(value, list) else [value]:
         kernel = key == "attn_implementation" and "/" in str(text)  # of the Hub
-        usual = text in USUAL.get(key, ()) or kernel
-        if isinstance(text, str) and not usual and text not in (choices(key) or (text,)):
-            raise ConfigurationError(
-                f"{what} is '{brief(text)}'; it takes {', '.join(choices(key))}"
-                f"{nearest(text, choices(key))}"
-            )
+        usual = text in CHOICES.get(key, ()) or kernel
+        if isinstance(text, str) and not usual and text not in (known := choices(key) or (text,)):
+            refuse(f"is '{brief(text)}'; it takes {', '.join(known)}{nearest(text, known)}")
     if value is None and key == "report_to":
-        raise ConfigurationError(f"{what} is null; it takes {', '.join(choices(key))}")
+        refuse(f"is null; it takes {', '.join(choices(key))}")
     if key == "remove_unused_columns" and value:
-        raise ConfigurationError(
-            f"{what} is true, but that removes the gold answer, which the reward needs; "
-            "leave it false"
-        )
+        refuse("is true, but that removes the gold answer, which the reward needs; leave it false")
     if key == "accelerator_config" and isinstance(value, dict) and value.get("dispatch_batches"):
-        raise ConfigurationError(
-            f"{what} has dispatch_batches, which sends tensors only, but questions are texts; "
-            "leave it out"
-        )
+        refuse("has dispatch_batches, which sends tensors only, but questions are texts; remove it")
     if key in JSON_MAPPINGS and isinstance(value, str) and not _is_json_mapping(value):
-        raise ConfigurationError(
-            f"{what} is the text '{brief(value)}', which is not a JSON mapping; write "
-            '{"key": value}'
-        )
+        shape = '{"key": value}'
+        refuse(f"is the text '{brief(value)}', which is not a JSON mapping; write {shape}")
     if key == "stop" and "" in (value or ()):
-        raise ConfigurationError(f"{what} contains an empty text, which ends nothing; remove it")
+        refuse("contains an empty text, which ends nothing; remove it")
 
 
 def _is_json_mapping(text: str) -> bool:

@@ -2,9 +2,8 @@
 
 A path in a recipe is relative to the recipe, or else to the working directory; one of the command
 line the other way round. Where such a file exists, its absolute path takes its place, so that a run
-can be evaluated from anywhere. What identifies a run is not that path: of code and templates, also
-of those with an absolute path, it is the name and the content, of data and models the path as it
-was written; see `run/identity.py: portable`.
+can be evaluated from anywhere. What identifies a run is the name and the content of code and
+templates, and of data and models the path as it was written; see `run/identity.py: portable`.
 """
 
 import hashlib
@@ -28,14 +27,10 @@ BEFORE_CHAINS = "sums"
 
 
 class Anchor:
-    """Replaces relative paths of files by absolute ones.
-
-    Attributes:
-        files: absolute path -> the text that identifies the file, for every path replaced so far.
-    """
+    """Replaces relative paths of files by absolute ones."""
 
     def __init__(self) -> None:
-        self.files: dict[str, str] = {}
+        self.files: dict[str, str] = {}  # every path so far -> the text that identifies the file
 
     def settings(self, given: Mapping[str, Any], *folders: Path) -> dict[str, Any]:
         """The settings with the absolute path of every file that is in one of the folders."""

@@ -8,14 +8,16 @@ from pathlib import Path
 from trl_ablate.errors import ConfigurationError, brief, nearest
 
 PACKAGE = Path(__file__).resolve().parents[1]
-_CANDIDATES = (PACKAGE / "shipped", PACKAGE.parent / "recipes")
+_CANDIDATES = (PACKAGE / "shipped", PACKAGE.parent / "recipes")  # installed, or in a checkout
 SHIPPED = next((folder for folder in _CANDIDATES if folder.is_dir()), _CANDIDATES[0])
-"""In an installed package, or in a checkout."""
-
 SUFFIXES = (".yaml", ".yml")
-
 NO_PROFILE = "none"
 """In place of a profile's name: no settings for a machine."""
+TOY = "miniature"
+"""The profile of machines without a GPU."""
+LARGE_GPU_GIB = 60.0
+"""Memory that the profile h100 needs."""
+OTHERWISE = "give a path to a .yaml file, or a name that `trl-ablate recipes` lists"
 
 
 def recipe_path(name: str | os.PathLike) -> Path:
@@ -31,9 +33,6 @@ def study_path(name: str | os.PathLike) -> Path:
 
 def shipped_studies() -> dict[str, Path]:
     return {path.parent.name: path for path in sorted(SHIPPED.glob("studies/*/study.yaml"))}
-
-
-OTHERWISE = "give a path to a .yaml file, or a name that `trl-ablate recipes` lists"
 
 
 def _path(path: Path, what: str, shipped: dict[str, Path]) -> Path:
@@ -74,12 +73,6 @@ def yaml_files(folder: Path) -> set[Path]:
 def is_shipped_base(recipe: Path) -> bool:
     """Whether it is the recipe that all shipped ones extend, or an unchanged copy of it."""
     return recipe.read_bytes() == (SHIPPED / "grpo.yaml").read_bytes()
-
-
-TOY = "miniature"
-"""The profile of machines without a GPU."""
-LARGE_GPU_GIB = 60.0
-"""Memory that the profile h100 needs."""
 
 
 def suitable_profile() -> tuple[str, str]:

@@ -45,7 +45,7 @@ from trl_ablate.recipe.places import (
     suitable_profile,
 )
 from trl_ablate.recipe.strict import read_mapping
-from trl_ablate.recipe.trl_yaml import from_trl, is_of_trl
+from trl_ablate.recipe.trl_yaml import from_trl
 from trl_ablate.run.identity import NOT_WRITTEN
 from trl_ablate.run.json_files import read_object
 from trl_ablate.run.masking import MASK, Masker
@@ -75,19 +75,13 @@ class Resolved:
     task: TaskArguments
     model: ModelConfig
     guard: GuardArguments
-    changes: dict[str, tuple[Any, Any]]
-    """Declared difference from the base: key -> (value in the base, value in the recipe)."""
-    inert: dict[str, str]
-    """Settings that have no effect with the rest of the config, and why."""
+    changes: dict[str, tuple[Any, Any]]  # key -> (value in the base, value that is declared)
+    inert: dict[str, str]  # settings that have no effect with the others, and why
     warnings: list[str]
-    settings: dict[str, Any] = field(default_factory=dict)
-    """Every key that a layer set, and its final value."""
-    layers: dict[str, str] = field(default_factory=dict)
-    """Setting -> the layer that its value is from; others are derived."""
-    files: dict[str, str] = field(default_factory=dict)
-    """Absolute path of each file named relative to the recipe -> the text that identifies it."""
-    for_gpu: bool = False
-    """Whether training is meant for a GPU: no layer asked for the CPU. Resolving needs no GPU."""
+    settings: dict[str, Any] = field(default_factory=dict)  # every key that a layer set
+    layers: dict[str, str] = field(default_factory=dict)  # where each is from, if not derived
+    files: dict[str, str] = field(default_factory=dict)  # as those of an `Anchor`
+    for_gpu: bool = False  # no layer asked for the CPU; resolving needs no GPU
 
     def all_settings(self) -> dict[str, Any]:
         """Also those that no layer set; the optimizer's batch and the GRPO steps are counted."""
@@ -113,9 +107,8 @@ class Resolved:
             "task": dataclasses.asdict(self.task),
             "model": dataclasses.asdict(self.model),
             "guard": dataclasses.asdict(self.guard),
+            **({"files": self.files} if self.files else {}),
         }
-        if self.files:
-            found["files"] = self.files
         return Masker(hide_home=False).value(found)
 
 
@@ -130,10 +123,8 @@ def load_recipe(
 
     Args:
         path: the recipe's YAML file, or the bare name of a shipped recipe.
-        profile: name of a file in `recipes/profiles`, a path to one, or `auto`: the recipe's own
-            `profile`, or else the one for this machine.
-        overrides: settings of the command line, as a mapping or as words (`--key value`,
-            `--key=value`, `key=value`).
+        profile: a name, a path, or `auto`: the recipe's own, or else the one for this machine.
+        overrides: settings of the command line, as a mapping or as words.
         as_base: resolve it as recipes that extend it see it, under the profile.
     """
     path, anchor = recipe_path(path), Anchor()
@@ -182,28 +173,23 @@ def _fitting(profile: dict[str, Any], asked_for: Mapping[str, Any]) -> dict[str,
     """The profile's settings, without `eval_by: level` where another layer names a dataset without
     levels, or TRL's evaluation, which knows none: it is about the profile's own questions."""
     dataset = asked_for.get("dataset")
-    unknown = dataset is not None and not has_levels(str(dataset))
+    levels = dataset is None or has_levels(str(dataset))
     one_shot = {**profile, **asked_for}.get("evaluation") == "one_shot"
-    if profile.get("eval_by") == "level" and (unknown or not one_shot):
-        return {key: value for key, value in profile.items() if key != "eval_by"}
-    return profile
+    stays = profile.get("eval_by") != "level" or (levels and one_shot)
+    return {key: value for key, value in profile.items() if stays or key != "eval_by"}
 
 
 def resolve_run(config_file: Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Resolved:
-    """A run's settings from its `resolved_config.json`, with some of them changed.
-
-    The learning rate is already scaled. The file has no tokens; they become null, and one that code
-    would get is refused.
-    """
+    """A run's settings from its `resolved_config.json`, with some of them changed. The learning
+    rate is already scaled. Tokens, which the file does not have, become null."""
     written = read_object(config_file)
     if not isinstance(written.get("settings"), dict) or not written.get("profile"):
         raise ConfigurationError(
             f"{config_file} holds no settings and no profile; restore it, or give --recipe and "
             "--profile"
         )
-    settings = {**NOT_WRITTEN, **checked(written["settings"], config_file)}
+    settings, anchor = {**NOT_WRITTEN, **checked(written["settings"], config_file)}, Anchor()
     settings |= worlds_in_full(settings, BEFORE_CHAINS)
-    anchor = Anchor()
     settings |= anchor.settings(read_overrides(overrides, loader=()), Path())
     settings |= {"learning_rate_scale": 1.0}
     settings = {key: _without_mask(value, key, config_file) for key, value in settings.items()}
@@ -230,8 +216,7 @@ def _base_and_recipe(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The base's settings and those that the recipe declares. A recipe without `extends` has no
     base; the shipped one that the others extend is a base that declares nothing."""
-    given = read_mapping(path, "recipe")
-    given = from_trl(given, path) if is_of_trl(given) else given
+    given = from_trl(read_mapping(path, "recipe"), path)
     recipe = _anchored(checked(given, path), path, anchor)
     if "extends" not in recipe:
         return (recipe, {}) if as_base or is_shipped_base(path) else ({}, recipe)
@@ -240,9 +225,8 @@ def _base_and_recipe(
         raise ConfigurationError(
             f"recipe {path} extends itself; name another base, or remove `extends`"
         )
-    base = checked(
-        read_mapping(base_path, f"base '{brief(recipe['extends'])}' of recipe {path}:"), base_path
-    )
+    named = f"base '{brief(recipe['extends'])}' of recipe {path}:"
+    base = checked(read_mapping(base_path, named), base_path)
     if "extends" in base:
         again = beside_or_shipped(base["extends"], base_path)
         circle = "a circle" if again.resolve() == path.resolve() else "more than one level deep"
@@ -259,11 +243,6 @@ def _anchored(settings: dict[str, Any], file: Path, anchor: Anchor) -> dict[str,
     return found | {"profile": own_profile(found["profile"], file)} if "profile" in found else found
 
 
-def _plain(value: Any) -> Any:
-    """The value as a recipe has it: transformers makes an object of an `accelerator_config`."""
-    return value.to_dict() if isinstance(value, AcceleratorConfig) else value
-
-
 def _resolve(
     path: Path,
     profile: tuple[str, str],
@@ -273,10 +252,9 @@ def _resolve(
     layers: dict[str, str],
 ) -> Resolved:
     """Build and cross-check the argument groups."""
-    known = known_fields()
     groups: dict[type, dict[str, Any]] = {group: {} for group in GROUPS}
     for key, value in settings.items():
-        groups[known[key][0]][key] = value
+        groups[known_fields()[key][0]][key] = value
     task = TaskArguments(**groups[TaskArguments])
     arguments = groups[AblationConfig]
     for key in NAMES_OF_FOLDERS:
@@ -309,6 +287,9 @@ def _resolve(
         refused = f"{type(error).__name__}: " * (not isinstance(error, ValueError))
         raise ConfigurationError(f"recipe {path}: {refused}{brief(error, 500)}") from error
     check_agreement(config, task)
+    built = {key: getattr(config, key) for key in arguments}
+    if isinstance(built.get("accelerator_config"), AcceleratorConfig):  # as transformers makes it
+        built["accelerator_config"] = built["accelerator_config"].to_dict()
     return Resolved(
         recipe=path,
         profile=profile[0],
@@ -320,7 +301,7 @@ def _resolve(
         changes=changes,
         inert=inert_knobs(config, task, model, settings),
         warnings=warnings + precision_warnings(config, model),
-        settings={**settings, **{key: _plain(getattr(config, key)) for key in arguments}},
+        settings={**settings, **built},
         layers=layers,
         files=files,
         for_gpu=not settings.get("use_cpu", False),

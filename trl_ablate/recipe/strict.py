@@ -3,9 +3,9 @@
 Plain YAML 1.1 turns `off` into False and `1e-5` into text, keeps the last of two equal keys, and
 expands aliases without a limit. Here only `true` and `false` are booleans, `1e-5` is a number, a
 key may occur once, and aliases and tags (`!!set`, `!!python/...`) are refused. Values are not
-converted to fit a field, except an integer for a float. Size, nesting and the number of values are
-limited, so that any text is read or refused within a second. pydantic is not used: what a message
-says of a type would stay, and its import takes longer than a whole `trl-ablate --help`.
+converted to fit a field, except an integer for a float. Any text is read or refused within a
+second. pydantic is not used: what a message says of a type would stay, and its import takes longer
+than a whole `trl-ablate --help`.
 """
 
 import math
@@ -19,27 +19,20 @@ from copy import deepcopy
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 import yaml
 
 from trl_ablate.errors import ConfigurationError, brief, nearest
 
-MAX_BYTES = 200_000
-"""A recipe has about a page of text; a larger file is a mistake and is not parsed."""
-MAX_VALUES, MAX_DEPTH = 5_000, 40
-"""Limits for the number of keys and values together, and for their nesting."""
-MAX_INT = 2**63 - 1
-"""The largest integer of torch, numpy and Arrow."""
+MAX_BYTES = 200_000  # a recipe has about a page of text; a larger file is a mistake
+MAX_VALUES, MAX_DEPTH = 5_000, 40  # of keys and values together, and of their nesting
+MAX_INT = 2**63 - 1  # of torch, numpy and Arrow
 
 _UNREADABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
 """Control characters and halves of surrogate pairs: file names and JSON cannot contain them."""
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 """How JSON writes a character above U+FFFF in ASCII."""
-
-
-def _joined(pair: re.Match[str]) -> str:
-    return pair[0].encode("utf-16", "surrogatepass").decode("utf-16")
 
 
 def check_readable(what: str, text: str) -> None:
@@ -72,7 +65,10 @@ class _StrictLoader(yaml.SafeLoader):
         return node
 
     def construct_scalar(self, node):
-        text = _PAIR.sub(_joined, super().construct_scalar(node))
+        text = _PAIR.sub(
+            lambda pair: pair[0].encode("utf-16", "surrogatepass").decode("utf-16"),
+            super().construct_scalar(node),
+        )
         if found := _UNREADABLE.search(text):
             line = node.start_mark.line + 1
             raise yaml.YAMLError(
@@ -143,32 +139,31 @@ def _loaded(text: str) -> Any:
 
 def read_mapping(path: Path, what: str) -> dict[str, Any]:
     """The settings in a YAML file; `what` names the kind of file in messages."""
+
+    def refuse(sentence: str) -> NoReturn:
+        raise ConfigurationError(f"{what} {brief(path, 300)} {sentence}")
+
     if not os.path.exists(path):  # Path.exists raises for an impossible name
-        raise ConfigurationError(f"{what} {brief(path, 300)} does not exist{_nearest_file(path)}")
+        there = path.parent.glob("*.yaml") if os.path.isdir(path.parent) else ()
+        refuse(f"does not exist{nearest(path.name, (other.name for other in there))}")
     if path.is_dir():
-        raise ConfigurationError(f"{what} {path} is a directory; name a .yaml file in it")
+        refuse("is a directory; name a .yaml file in it")
     if not path.is_file():
-        raise ConfigurationError(f"{what} {path} is not a regular file; name a .yaml file")
-    if path.stat().st_size > MAX_BYTES:
-        raise ConfigurationError(
-            f"{what} {path} has {path.stat().st_size} bytes; the limit is {MAX_BYTES} for a {what}"
-        )
+        refuse("is not a regular file; name a .yaml file")
+    if (size := path.stat().st_size) > MAX_BYTES:
+        refuse(f"has {size} bytes; the limit is {MAX_BYTES} for a {what}")
     try:
         settings = parse_yaml(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
-        raise ConfigurationError(
-            f"{what} {path} is not UTF-8 text (byte {error.start}); save it as UTF-8"
-        ) from error
+        refuse(f"is not UTF-8 text (byte {error.start}); save it as UTF-8")
     except OSError as error:
-        raise ConfigurationError(f"{what} {path} cannot be read: {error.strerror}") from error
+        refuse(f"cannot be read: {error.strerror}")
     except ValueError as error:
-        raise ConfigurationError(f"{what} {path} is not valid YAML: {error}") from error
+        refuse(f"is not valid YAML: {error}")
     if settings is None:
-        raise ConfigurationError(f"{what} {path} is empty; give it at least one `key: value` line")
+        refuse("is empty; give it at least one `key: value` line")
     if not isinstance(settings, dict):
-        raise ConfigurationError(
-            f"{what} {path} contains a {type(settings).__name__}; write `key: value` lines"
-        )
+        refuse(f"contains a {type(settings).__name__}; write `key: value` lines")
     return settings
 
 
@@ -197,13 +192,14 @@ def admits(hint: Any, kind: type) -> bool:
 
 def takes_only_text(hint: Any) -> bool:
     """Whether every value that `hint` admits is a text, a list of texts, or null."""
-    for kind in _kinds(hint):
+
+    def is_text(kind: Any) -> bool:
         origin, parts = get_origin(kind), get_args(kind)
-        texts = origin is Literal and all(isinstance(part, str) for part in parts)
-        listed = origin is list and takes_only_text(parts[0])
-        if not (texts or listed or kind in (str, types.NoneType)):
-            return False
-    return True
+        if origin is Literal:
+            return all(isinstance(part, str) for part in parts)
+        return takes_only_text(parts[0]) if origin is list else kind in (str, types.NoneType)
+
+    return all(map(is_text, _kinds(hint)))
 
 
 def describe(hint: Any) -> str:
@@ -273,9 +269,3 @@ def _shown(value: Any) -> str:
     kinds = {bool: "the boolean ", str: "the text ", list: "the list ", dict: "the mapping "}
     shown = repr(value).lower() if isinstance(value, bool) else repr(value)
     return kinds.get(type(value), "") + (shown if len(shown) <= 80 else shown[:77] + "...")
-
-
-def _nearest_file(path: Path) -> str:
-    if not os.path.isdir(path.parent):
-        return ""
-    return nearest(path.name, (other.name for other in path.parent.glob("*.yaml")))

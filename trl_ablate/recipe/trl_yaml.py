@@ -1,15 +1,15 @@
 """A configuration of `trl grpo --config x.yaml` as a recipe: the same data, rewards and settings.
 
-Such a file is known by the arguments of TRL's script, such as `dataset_name`, which no recipe has.
-It is read without a profile, as its values are complete, and its prompts are the data's own. All
-other keys are settings of recipes, too. Where YAML 1.1, which TRL reads, differs from ours (`yes`,
-`1e-5`), the value is read as TRL's parser reads it. `env` sets environment variables, as there.
+Such a file is known by the arguments of TRL's script, which no recipe has. It is read without a
+profile, as its values are complete, and its prompts are the data's own. Where YAML 1.1, which TRL
+reads, differs from ours (`yes`, `1e-5`), the value is read as TRL's parser reads it. `env` sets
+environment variables, as there.
 """
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from trl_ablate.errors import ConfigurationError, brief
 from trl_ablate.recipe.fields import LOADER_KEYS, hints
@@ -29,15 +29,12 @@ UNSUPPORTED = {
 _BOOLEANS = {"yes": True, "on": True, "no": False, "off": False}
 
 
-def is_of_trl(given: Mapping[str, Any]) -> bool:
-    """Whether a YAML file is a configuration of `trl grpo`."""
-    return any(key in given for key in OF_THE_SCRIPT)
-
-
-def from_trl(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The settings of a recipe that trains as `trl grpo` does."""
+def from_trl(given: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The settings of a recipe that trains as `trl grpo` does; of a recipe, its own."""
+    if not any(key in given for key in OF_THE_SCRIPT):
+        return given
     _check(given, path)
-    _set_environment(given.get("env"), path)
+    os.environ.update({name: str(value) for name, value in (given.get("env") or {}).items()})
     settings = {
         key: _as_trl_reads(key, value)
         for key, value in given.items()
@@ -62,38 +59,28 @@ def from_trl(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _check(given: Mapping[str, Any], path: Path) -> None:
+    def refuse(sentence: str) -> NoReturn:
+        raise ConfigurationError(f"{path}: {sentence}")
+
     for key, fix in UNSUPPORTED.items():
         if given.get(key):
-            raise ConfigurationError(
-                f"{path}: {key} of `trl grpo` is not supported; {fix}, or train with `trl grpo`"
-            )
+            refuse(f"{key} of `trl grpo` is not supported; {fix}, or train with `trl grpo`")
     of_trl = next(key for key in OF_THE_SCRIPT if key in given)
     for key in ("dataset", *LOADER_KEYS):
         if key in given:
-            raise ConfigurationError(
-                f"{path} has {of_trl}, which belongs to `trl grpo`, and {key}, which belongs to a "
+            refuse(
+                f"it has {of_trl}, which belongs to `trl grpo`, and {key}, which belongs to a "
                 "recipe; use the keys of one of the two"
             )
-    if not isinstance(given.get("dataset_name"), str):
-        raise ConfigurationError(
-            f"{path}: dataset_name is {brief(repr(given.get('dataset_name')))}; give a Hub id or a "
-            "folder"
-        )
-
-
-def _set_environment(variables: Any, path: Path) -> None:
-    if variables is None:
-        return
-    if not isinstance(variables, Mapping):
-        raise ConfigurationError(
-            f"{path}: env is {brief(repr(variables))}; give a mapping of environment variables"
-        )
-    os.environ.update({name: str(value) for name, value in variables.items()})
+    name, env = given.get("dataset_name"), given.get("env")
+    if not isinstance(name, str):
+        refuse(f"dataset_name is {brief(repr(name))}; give a Hub id or a folder")
+    if not isinstance(env, Mapping | None):
+        refuse(f"env is {brief(repr(env))}; give a mapping of environment variables")
 
 
 def _as_trl_reads(key: str, value: Any) -> Any:
-    """A text in place of a number, a mapping or a boolean is read, and one in place of a list is
-    its only entry; all else stays."""
+    """A text in place of a number, a mapping or a boolean is read; one for a list is its entry."""
     if key == "scale_rewards" and isinstance(value, bool):
         return "group" if value else "none"
     hint = hints().get(key, Any)

@@ -1,7 +1,6 @@
-r"""Find the final answer of a completion in the format of its template.
+r"""The final answer of a completion, in the format of its template.
 
-Pure functions from a completion to an `Extracted`. They never raise, and their time is linear in
-the length of the text.
+Pure functions, which never raise, and take time linear in the length of the text.
 """
 
 import re
@@ -16,7 +15,6 @@ _XML = {
     )
     for tag in ("reasoning", "think")
 }
-
 _NUMBER = re.compile(r"(?:(?<![\w)])[-\u2212])?(?:\d+(?:,\d{3})*(?:\.\d+)?|(?<![\w.)])\.\d+)")
 
 
@@ -32,30 +30,21 @@ def extract(template: str, completion: str) -> Extracted:
     """The answer of a completion in a template's format."""
     if template == "r1_zero":
         return _r1_zero(completion)
+    if template.endswith("_xml"):
+        return _xml(completion, template.removesuffix("_xml"))
     if template == "question_only":
-        # A box that was cut off at the length limit is ignored.
-        answer = last_boxed(completion)
-        return Extracted(answer is not None, answer)
-    if template == "last_number":
-        return _last_number(completion)
-    return _xml(completion, template.removesuffix("_xml"))
+        answer = last_boxed(completion)  # one that was cut off at the length limit is ignored
+    else:  # the last number: usual for models that were taught no format
+        numbers = _NUMBER.findall(completion)
+        answer = numbers[-1].replace(",", "").replace("\u2212", "-") if numbers else None
+    return Extracted(answer is not None, answer)
 
 
 def _unboxed(answer: str) -> str | None:
-    r"""The answer without the `\boxed{}` around it (or around its last part).
-
-    None if the answer has a `\boxed{` but no box whose braces close, as its content is unknown.
-    """
+    r"""The answer without the `\boxed{}` around it (or around its last part); None if no box
+    closes, as its content is unknown."""
     answer = answer.strip()
     return last_boxed(answer) if r"\boxed" in answer else answer
-
-
-def _last_number(completion: str) -> Extracted:
-    """The last number of the text, with its sign where no operand stands before it, as it is usual
-    for models that were taught no format."""
-    numbers = _NUMBER.findall(completion)
-    last = numbers[-1].replace(",", "").replace("\u2212", "-") if numbers else None
-    return Extracted(bool(numbers), last)
 
 
 def _r1_zero(completion: str) -> Extracted:
@@ -76,13 +65,11 @@ def _r1_zero(completion: str) -> Extracted:
 def _xml(completion: str, tag: str) -> Extracted:
     r"""`<tag>…</tag>\n<answer>…</answer>`, with no text before or after.
 
-    The blocks may span lines. Format and answer are rewarded separately, so that a model can earn
-    one of them before it learns both: if the format is wrong, the answer is the content of the
-    last `<answer>…</answer>` pair. Without such a pair there is no answer, even if the completion
-    is just "42".
+    Format and answer are rewarded separately, so that a model can earn one of them before it learns
+    both: if the format is wrong, the answer is the content of the last `<answer>…</answer>` pair.
+    Without such a pair there is no answer, even if the completion is just "42".
     """
-    whole = _XML[tag].fullmatch(completion)
-    if whole is not None:
+    if whole := _XML[tag].fullmatch(completion):
         return Extracted(True, _unboxed(whole.group(1)))
     end = completion.rfind("</answer>")
     start = completion.rfind("<answer>", 0, max(end, 0))

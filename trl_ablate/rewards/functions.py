@@ -19,8 +19,22 @@ class Score(TypedDict):
     answer_reward: float | None
 
 
+class RewardFunction(Protocol):
+    """TRL's signature: prompts, completions, completion_ids, and every column of the data by its
+    name. None means that a completion is ungraded (NaN in TRL), which is not 0."""
+
+    __name__: str
+
+    def __call__(self, *lists: Any, **columns: Any) -> list[float | None]: ...
+
+
 _default_grader = functools.cache(MathGrader)
 """The grader for calls that pass none: created at the first call, closed at exit."""
+
+
+def grader_of(task: TaskArguments) -> MathGrader:
+    """A grader with the task's settings."""
+    return MathGrader(task.grader_workers, task.grader_timeout, on_timeout=task.on_timeout)
 
 
 def score(template: str, completion: str, gold: str, *, grader: MathGrader | None = None) -> Score:
@@ -61,27 +75,6 @@ def _score(well_formed: bool, right: bool | None, weights: tuple[float, ...]) ->
     return Score(reward=together, format_reward=format_reward, answer_reward=answer_reward)
 
 
-class RewardFunction(Protocol):
-    """TRL's signature. None means that a completion is ungraded (NaN in TRL), which is not 0."""
-
-    __name__: str
-
-    def __call__(
-        self,
-        prompts: list[Any],
-        completions: list[Any],
-        completion_ids: list[list[int]],
-        **columns: Any,
-    ) -> list[float | None]: ...
-
-
-def grader_of(task: TaskArguments) -> MathGrader:
-    """A grader with the task's settings."""
-    return MathGrader(
-        workers=task.grader_workers, timeout=task.grader_timeout, on_timeout=task.on_timeout
-    )
-
-
 class GradedRewards:
     """Rewards that share one grading of each batch, in the format of a template.
 
@@ -90,12 +83,10 @@ class GradedRewards:
     """
 
     def __init__(self, template: str | None, grader: MathGrader) -> None:
-        self._template = template
-        self._grader = grader
+        self._template, self._grader = template, grader
         self._batch: tuple[list[str], list[str]] | None = None
         self._scores: list[Score] = []
-        self._counts: dict[str, int] = {}
-        """How the grader's counters have changed during the batch."""
+        self._counts: dict[str, int] = {}  # how the grader's have changed during the batch
 
     def function(
         self, name: str, value: Callable[[Score, Sequence[int]], float], *, logs: bool = False
@@ -136,11 +127,7 @@ class GradedRewards:
     def _counters(self) -> dict[str, int]:
         return {name: getattr(self._grader, name) for name in ("timeouts", "restarts", "ungraded")}
 
-    def _log(
-        self,
-        log_metric: Callable[[str, float], None] | None,
-        log_extra: Callable[[str, list[Any]], None] | None,
-    ) -> None:
+    def _log(self, log_metric: Callable | None, log_extra: Callable | None) -> None:
         """Log the last batch: values of the graded completions (TRL takes the mean over all
         processes), counts, and columns."""
         for name in ("format_reward", "answer_reward"):
@@ -152,20 +139,13 @@ class GradedRewards:
         log_counts(log_metric, self._counts)
 
 
-def abuses_eos(
-    completion_ids: Sequence[int],
-    eos_token_ids: Collection[int],
-    special_token_ids: Collection[int],
-) -> bool:
+def abuses_eos(ids: Sequence[int], ends: Collection[int], special: Collection[int]) -> bool:
     """Whether a completion has several end-of-sequence tokens, or no text at all.
 
-    A completion should end with one end-of-sequence token. Two or more at any positions, equal or
-    different, are abuse: one of the first runs learned to do this and failed. So is a completion
-    that is empty or has special tokens only.
+    It should end with one of `ends`. Two or more at any positions, equal or different, are abuse:
+    one of the first runs learned to do this and failed. So is one with special tokens only.
     """
-    ends = sum(token in eos_token_ids for token in completion_ids)
-    special = {*eos_token_ids, *special_token_ids}
-    return ends > 1 or all(token in special for token in completion_ids)
+    return sum(one in ends for one in ids) > 1 or all(one in ends or one in special for one in ids)
 
 
 def completion_text(completion: Any) -> str:

@@ -1,10 +1,8 @@
 """Tasks of reasoning-gym: their questions, made from a seed, and their own scorers as a reward.
 
-`dataset: reasoning_gym/chain_sum` names a task. The setting `gym` has fields of the task's config,
-among them `size` (of the training questions, unless train_size is given) and `seed`. A question is
-known by its task, the task's config and its index; it is made again from them to score an answer,
-so that no column has to hold what the task knows about it. reasoning-gym is optional
-(`pip install 'trl-ablate[gym]'`) and takes seconds to import.
+A question is known by its task, the task's config and its index; it is made again from them to
+score an answer, so that no column has to hold what the task knows about it. reasoning-gym is
+optional and takes seconds to import.
 
 An answer is text of the model. Some scorers would run it as Python (`eval`, and sympy's
 `parse_expr`, which evals): here they read literals and formulas only, and a text that is neither
@@ -28,8 +26,7 @@ from trl_ablate.reward_specs import GYM
 from trl_ablate.rewards.extract import extract
 from trl_ablate.rewards.functions import completion_text
 
-USUAL_SIZE = 500
-"""As in reasoning-gym."""
+USUAL_SIZE = 500  # as in reasoning-gym
 FAR_AWAY = 10**9
 """Added to the seed for every split but `train`: item i of a task is drawn with seed + i."""
 EVAL, PARSE = "eval", "parse_expr"
@@ -56,27 +53,21 @@ _NODES = (
     ast.Expression, ast.BinOp, ast.UnaryOp, ast.Call, ast.Name, ast.Constant, ast.Load, ast.USub,
     ast.UAdd, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.BitXor,
 )  # fmt: skip
-LONGEST_EXPONENT, LONGEST_POWER = 4, 10_000
-"""Digits of numbers."""
+LONGEST_EXPONENT, LONGEST_POWER = 4, 10_000  # digits
 
 
 def gym_rows(
     dataset: str, gym: Mapping[str, Any] | None, split: str, size: int | None, seed: int
 ) -> list[dict[str, Any]]:
-    """As many questions as are asked for, in the order of their index.
-
-    Args:
-        gym: the config of the task, whose own size and seed are used if it has them.
-    """
-    config = dict(gym or {})
-    size = size or config.get("size", USUAL_SIZE)
-    seed = config.get("seed", seed)
-    for name, value, least in (("size", size, 1), ("seed", seed, 0)):
-        if type(value) is not int or value < least:
+    """As many questions as are asked for, in the order of their index; `gym` is the config of the
+    task, whose own size (of the training questions) and seed are used if it has them."""
+    config = {"seed": seed, **(gym or {})}
+    config["size"] = size or config.get("size", USUAL_SIZE)
+    for name, least in (("size", 1), ("seed", 0)):
+        if type(config[name]) is not int or config[name] < least:
             raise ConfigurationError(
-                f"gym: {name} is {str(value)[:80]}; give a whole number from {least} on"
+                f"gym: {name} is {str(config[name])[:80]}; give a whole number from {least} on"
             )
-    config |= {"size": size, "seed": seed}
     if split != "train":
         config = _far_away(config)
     task = dataset.removeprefix(GYM)
@@ -104,16 +95,12 @@ def _far_away(config: dict[str, Any]) -> dict[str, Any]:
 
 def _row(entry: dict[str, Any], described: str, index: int) -> dict[str, Any]:
     """The question and the answer, if the task has one; numbers of its metadata are columns."""
-    answer = entry["answer"]
-    numbers = {
-        name: value
-        for name, value in (entry.get("metadata") or {}).items()
-        if type(value) is int and name != "source_index"
-    }
+    answer, metadata = entry["answer"], dict(entry.get("metadata") or {})
+    metadata.pop("source_index", None)
     return {
         "question": entry["question"],
         "answer": None if answer is None else str(answer),
-        **numbers,
+        **{name: value for name, value in metadata.items() if type(value) is int},
         "gym": described,
         "gym_index": index,
     }
@@ -172,11 +159,8 @@ def make_scorers_harmless() -> None:
 
 
 def formula(text: str, *args: Any, **kwargs: Any) -> Any:
-    """sympy's `parse_expr` for a formula of numbers, variables, operators and usual functions.
-
-    Raises `ValueError` (or `SyntaxError`) for any other text, and where a number would be too long
-    to compute.
-    """
+    """sympy's `parse_expr` for a formula of numbers, variables, operators and usual functions; any
+    other text, and a number too long to compute, is a `ValueError` (or `SyntaxError`)."""
     import sympy
 
     known = {*sympy.__all__, *dir(builtins)}.difference(OF_FORMULAS.split())
@@ -188,12 +172,8 @@ def formula(text: str, *args: Any, **kwargs: Any) -> Any:
             raise ValueError(f"a formula has no {node.id}")
         digits[node] = sum(digits[child] for child in ast.iter_child_nodes(node))
         if isinstance(node, ast.Constant):
-            value = node.value
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not math.isfinite(value)
-            ):
+            value: Any = node.value
+            if type(value) not in (int, float) or not math.isfinite(value):
                 raise ValueError(f"a formula has no {value!r:.80}")
             digits[node] = len(str(value))
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
@@ -226,14 +206,9 @@ def score(
     form: str = "r1_zero",
     entries: Sequence[dict[str, Any]] | None = None,
 ) -> list[float | None]:
-    """The task's own score, from 0 to 1, of each completion's answer; 0 without an answer.
-
-    Args:
-        form: the template in whose format the answer is given.
-        entries: what the tasks know about the questions, if it is made already.
-
-    A scorer that raises leaves the completion ungraded.
-    """
+    """The task's own score, from 0 to 1, of each completion's answer in the format of a template;
+    0 without an answer. A scorer that raises leaves the completion ungraded. `entries`: what the
+    tasks know about the questions, if it is made already."""
     answers = [extract(form, completion_text(text)).answer for text in completions]
     if entries is None:
         entries = [_entry(*place) for place in zip(gym, map(int, gym_index), strict=True)]

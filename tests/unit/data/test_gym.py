@@ -41,16 +41,13 @@ def test_config_size_and_seed_are_those_of_the_task(reasoning_gym):
     assert rows(gym={"seed": 1}, train_size=4)["question"] != rows(train_size=4)["question"]
 
 
-def test_an_evaluation_has_other_questions():
-    train, test = rows(train_size=200), rows("eval", eval_size=200)
-    assert len(test) == 200 and not set(train["question"]) & set(test["question"])
+COMPOSITE = {"datasets": [{"name": "chain_sum", "config": {"seed": 1}}, {"name": "gcd"}]}
 
 
-def test_an_evaluation_has_other_questions_of_tasks_in_a_composite_with_a_seed():
-    gym = {"datasets": [{"name": "chain_sum", "config": {"seed": 1}}, {"name": "gcd"}]}
-    task = TaskArguments(dataset="reasoning_gym/composite", gym=gym, train_size=50, eval_size=50)
-    train, test = load_questions(task, "train"), load_questions(task, "eval")
-    assert not set(train["question"]) & set(test["question"])
+@pytest.mark.parametrize("gym", [{}, {"dataset": "reasoning_gym/composite", "gym": COMPOSITE}])
+def test_an_evaluation_has_other_questions(gym):
+    train, test = rows(**gym, train_size=50), rows("eval", **gym, eval_size=50)
+    assert len(test) == 50 and not set(train["question"]) & set(test["question"])
 
 
 def test_filters_read_the_numbers_of_a_question():

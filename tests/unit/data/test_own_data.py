@@ -9,29 +9,19 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import pass_rates
 from trl_ablate.task import TaskArguments
 
+KEPT = [
+    ("level >= 2", [1, 2]), ("level > 1 and level < 3", [1]), ("level <= 1", [0]),
+    ("level == 2", [1]), ("level != 2", [0, 2]), ("source == null", [1]),
+    ("source == book", [0]), ('"source" == "book"', [0]),
+    ("source in [book, web]", [0, 2]), ("source not in [book, web]", [1]),
+    ("tags contains b", [0, 1]), ('question contains "and"', []),
+    ("question contains +2", [1]), ("question contains 02", []),
+    ("source != Counting & Probability", [0, 1, 2]), (["level >= 2", "source == web"], [2]),
+    (None, [0, 1, 2]),
+]  # fmt: skip
 
-@pytest.mark.parametrize(
-    ("condition", "kept"),
-    [
-        ("level >= 2", [1, 2]),
-        ("level > 1 and level < 3", [1]),
-        ("level == 2", [1]),
-        ("level != 2", [0, 2]),
-        ("level <= 1", [0]),
-        ("source == book", [0]),
-        ('"source" == "book"', [0]),
-        ("source == null", [1]),
-        ("source in [book, web]", [0, 2]),
-        ("source not in [book, web]", [1]),
-        ("tags contains b", [0, 1]),
-        ('question contains "and"', []),
-        ("question contains +2", [1]),
-        ("question contains 02", []),
-        ("source != Counting & Probability", [0, 1, 2]),
-        (["level >= 2", "source == web"], [2]),
-        (None, [0, 1, 2]),
-    ],
-)
+
+@pytest.mark.parametrize(("condition", "kept"), KEPT)
 def test_conditions(condition, kept):
     assert filtered(ROWS, condition, "mine") == [ROWS[index] for index in kept]
 
@@ -98,11 +88,8 @@ def test_an_evaluation_set_has_its_own_data_and_settings(tmp_path):
             "other": {**other, "question_column": "q", "answer_column": "a"},
         },
     )  # fmt: skip
-    found = {
-        name: load_questions(task.evaluation_task(name), "eval")["question"][:]
-        for name in ("hard", "other")
-    }
-    assert found == {"hard": ["3+3?"], "other": ["8?"]}
+    for name, asked in (("hard", "3+3?"), ("other", "8?")):
+        assert load_questions(task.evaluation_task(name), "eval")["question"][:] == [asked]
     assert load_questions(task, "eval")["question"][:] == ["2+2?", "3+3?"]
     assert task.evaluation_task("other").filter is None
     task = TaskArguments(reward_funcs=["answer"], eval_sets={"a": {"reward": "question_only"}})
@@ -184,11 +171,10 @@ def test_wrong_pass_rates_are_refused(tmp_path, rates, between, sentence):
         load_questions(task, "train")
 
 
-@pytest.mark.parametrize(
-    "given",
-    [{}, {"file": "a"}, {"file": 1, "between": [0, 1]}, {"file": "a", "between": [1, 0]},
-     {"file": "a", "between": [0.1]}, {"file": "a", "between": ["0", "1"]}],
-)  # fmt: skip
-def test_a_wrong_pass_rate_setting_is_refused(given):
-    with pytest.raises(ConfigurationError, match="pass_rate"):
-        TaskArguments(pass_rate=given)
+def test_a_wrong_pass_rate_setting_is_refused():
+    for between in ([1, 0], [0.1], ["0", "1"], None):
+        with pytest.raises(ConfigurationError, match="pass_rate"):
+            TaskArguments(pass_rate={"file": "a", "between": between})
+    for given in ({}, {"file": "a"}, {"file": 1, "between": [0, 1]}):
+        with pytest.raises(ConfigurationError, match="pass_rate"):
+            TaskArguments(pass_rate=given)

@@ -43,30 +43,24 @@ def write_lines(path: Path, *lines: object) -> str:
 
 
 def numbered(count: int) -> list[dict[str, str]]:
+    subjects = ["Algebra", "Geometry"]
     return [
-        {
-            "problem": f"{i}+1?",
-            "answer": str(i + 1),
-            "level": f"Level {i % 5 + 1}",
-            "subject": ["Algebra", "Geometry"][i % 2],
-        }
+        {"problem": f"{i}+1?", "answer": str(i + 1), "level": f"Level {i % 5 + 1}",
+         "subject": subjects[i % 2]}
         for i in range(count)
-    ]
+    ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("42", "42"),
-        ("work <<1+1=2>>\n#### 1,080", "1,080"),
-        (r"so it is $\boxed{\frac{1}{2}}$.", r"\frac{1}{2}"),
-        (r"first \boxed{1}, then \boxed{\{2, 3\}}", r"\{2, 3\}"),
-        (r"which is $\boxed 7$.", "7"),
-        ("", ""),
-    ],
-)
-def test_final_answer(text, answer):
-    assert final_answer(text) == answer
+def test_final_answer():
+    answers = {
+        "42": "42",
+        "work <<1+1=2>>\n#### 1,080": "1,080",
+        r"so it is $\boxed{\frac{1}{2}}$.": r"\frac{1}{2}",
+        r"first \boxed{1}, then \boxed{\{2, 3\}}": r"\{2, 3\}",
+        r"which is $\boxed 7$.": "7",
+        "": "",
+    }
+    assert {text: final_answer(text) for text in answers} == answers
 
 
 # Sources
@@ -85,7 +79,8 @@ def written(folder, kind):
         with pyarrow.ipc.new_file(path, table.schema) as file:
             file.write_table(table)
     elif kind == "splits":
-        DatasetDict({"train": Dataset.from_list(ROWS)}).save_to_disk(path)
+        rows = {"train": ROWS, "test": ROWS[:2]}
+        DatasetDict({name: Dataset.from_list(rows[name]) for name in rows}).save_to_disk(path)
     else:
         Dataset.from_list(ROWS).save_to_disk(path)
         path = next(path.glob("*.arrow")) if kind == "stream" else path
@@ -94,10 +89,15 @@ def written(folder, kind):
 
 @pytest.mark.parametrize("kind", ["jsonl", "json", "parquet", "arrow", "saved", "splits", "stream"])
 def test_every_kind_of_file_keeps_all_columns(tmp_path, kind):
-    data = load(written(tmp_path, kind))
+    path = written(tmp_path, kind)
+    data = load(path)
     assert data.column_names == ["question", "answer", "level", "tags", "source"]
     assert data[0] == {**ROWS[0], "level": "1"}
     assert data["source"][:] == ["book", None, "web"]
+    if kind == "splits":
+        assert len(load(path, split="validation")) == 2
+        with pytest.raises(ConfigurationError, match="'dev': dataset .* has train, test; give one"):
+            load(path, split="dev")
 
 
 def test_columns_in_their_usual_order_and_by_name(tmp_path):
@@ -149,12 +149,6 @@ def test_a_folder_offers_its_splits(tmp_path, monkeypatch):
     assert load(tmp_path / "mine", split="validation")["question"] == ["1+3"]
 
 
-def test_a_missing_file_is_not_looked_for_on_the_hub(tmp_path):
-    for name in (str(tmp_path / "gone"), "./gone.jsonl", "gone.parquet"):
-        with pytest.raises(ConfigurationError, match="no such file"):
-            load(name)
-
-
 def test_a_dataset_of_the_hub_by_its_usual_split_or_a_sentence(monkeypatch):
     asked = []
 
@@ -178,6 +172,9 @@ def test_a_dataset_of_the_hub_by_its_usual_split_or_a_sentence(monkeypatch):
     for name, reason in (("train_only", 'Unknown split "test"'), ("damaged", "no rows")):
         with pytest.raises(ConfigurationError, match=f"{reason}.; check the name and the split"):
             load(f"mine/{name}", split="validation")
+    for name in ("/nowhere/gone", "./gone.jsonl", "gone.parquet"):  # these are files
+        with pytest.raises(ConfigurationError, match="no such file"):
+            load(name)
 
 
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason=f"no MATH and GSM8K at {SHARED_DATA}")
@@ -198,10 +195,7 @@ def test_the_miniature():
     assert data.column_names == ["question", "answer", "level"]
     assert data[:] == load("miniature/chains", train_size=5, subset_seed=1)[:]
     assert len(load("miniature", split="test", train_size=3)) == 3
-    assert load("miniature/sums", train_size=5, subset_seed=1).column_names == [
-        "question",
-        "answer",
-    ]
+    assert load("miniature/sums", train_size=5).column_names == ["question", "answer"]
     held = load("miniature/chains", split="validation")
     assert len(held) >= 1112  # so that no standard error of a pass rate is above 0.015
     assert set(held["level"]) == set("12345678")
@@ -224,13 +218,6 @@ def test_the_miniature():
 def test_what_the_miniature_does_not_have(name, given, sentence):
     with pytest.raises(ConfigurationError, match=sentence):
         load(name, **given)
-
-
-def test_a_saved_folder_offers_its_splits(tmp_path):
-    DatasetDict({"test": Dataset.from_list(ROWS)}).save_to_disk(tmp_path)
-    assert len(load(tmp_path, split="validation")) == 3
-    with pytest.raises(ConfigurationError, match="split 'dev': dataset .* has test; give one of"):
-        load(tmp_path, split="dev")
 
 
 # Bad rows
@@ -300,15 +287,12 @@ def test_bad_data_are_refused_in_one_sentence(tmp_path, name, content, sentence)
     assert "\n" not in str(raised.value)
 
 
-def test_a_row_of_parquet_has_a_number(tmp_path):
+def test_a_row_of_parquet_has_a_number_and_a_byte_order_mark_is_no_defect(tmp_path):
     table = pyarrow.Table.from_pylist([GOOD, {"question": "?", "answer": None}])
     pyarrow.parquet.write_table(table, tmp_path / "bad.parquet")
     with pytest.raises(ConfigurationError, match=r"bad\.parquet, row 2: no value in column"):
         load(tmp_path / "bad.parquet")
-
-
-def test_a_byte_order_mark_and_a_whole_pair_are_no_defects(tmp_path):
-    line = b'\xef\xbb\xbf{"question": "a \\ud83d\\ude00", "answer": "1"}'
+    line = b'\xef\xbb\xbf{"question": "a \\ud83d\\ude00", "answer": "1"}'  # a whole pair, too
     assert load(write_lines(tmp_path / "a.jsonl", line))["question"][:] == ["a \U0001f600"]
 
 
@@ -391,7 +375,6 @@ def test_questions_with_long_prompts_are_dropped_and_counted(tmp_path, caplog, t
 
 @pytest.mark.parametrize("style", ["text", "messages"])
 def test_a_prompt_beyond_the_models_context_is_refused_before_it_takes_hours(style):
-    """Eight prompts of 100,000 characters gave no result in a minute, and no message."""
     questions = ["1+1?", "2+2?" + "1 +" * 50_000, "3+3?"]
     messages = [[{"role": "user", "content": question}] for question in questions]
     prompts = questions if style == "text" else messages

@@ -3,12 +3,7 @@
 import pytest
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.prompts.templates import (
-    TEMPLATES,
-    prompt_text,
-    prompt_writer,
-    render,
-)
+from trl_ablate.prompts.templates import TEMPLATES, prompt_text, prompt_writer, render
 
 R1_ZERO = (
     "A conversation between User and Assistant. The User asks a question, and the Assistant "
@@ -64,7 +59,8 @@ def test_unknown_names_list_the_known_ones():
 # The user's own files
 
 
-ROW = {"question": r"What is \frac{1}{2}?", "level": 3, "hint": None}
+ASKED = r"What is \frac{1}{2}?"
+ROW = {"question": ASKED, "level": 3, "hint": None}
 
 
 def written(tmp_path, text, name="prompt.txt", system=None):
@@ -81,12 +77,8 @@ def written(tmp_path, text, name="prompt.txt", system=None):
             "Level {level}: {question} Answer as \\boxed{}, or {{question}} {1}.\n",
             r"Level 3: What is \frac{1}{2}? Answer as \boxed{}, or {question} {1}.",
         ),
-        ("mark.txt", "\ufeff{question}", ROW["question"]),  # as Windows saves a text
-        (
-            "p.jinja",
-            "{% if level > 2 %}Hard: {% endif %}{{ question }}",
-            r"Hard: What is \frac{1}{2}?",
-        ),
+        ("mark.txt", "\ufeff{question}", ASKED),  # as Windows saves a text
+        ("p.jinja", "{% if level > 2 %}Hard: {% endif %}{{ question }}", "Hard: " + ASKED),
     ],
 )
 def test_a_file_takes_any_column(tmp_path, name, text, prompt):
@@ -94,12 +86,12 @@ def test_a_file_takes_any_column(tmp_path, name, text, prompt):
 
 
 def test_a_system_prompt_makes_messages(tmp_path):
-    user = {"role": "user", "content": "Q: " + ROW["question"]}
+    user = {"role": "user", "content": "Q: " + ASKED}
     found = written(tmp_path, "Q: {question}", system="Add.")
     assert found == [{"role": "system", "content": "Add."}, user]
     assert written(tmp_path, "Q: {question}", system="") == [user]
     system, user = prompt_writer("think_xml", "full", "Mine.", list(ROW))(ROW)
-    assert (system["content"], user["content"]) == ("Mine.", ROW["question"])
+    assert (system["content"], user["content"]) == ("Mine.", ASKED)
 
 
 @pytest.mark.parametrize(

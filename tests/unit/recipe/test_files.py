@@ -33,9 +33,10 @@ seeds: [0]
 
 def made(folder, absolute=False):
     (folder / "data").mkdir(parents=True)
-    code_and_prompt = RECIPE.replace("reward.py", f"{folder}/reward.py")
-    code_and_prompt = code_and_prompt.replace("prompt.txt", f"{folder}/prompt.txt")
-    (folder / "recipe.yaml").write_text(code_and_prompt if absolute else RECIPE)
+    placed = RECIPE
+    for name in ("reward.py", "prompt.txt") if absolute else ():
+        placed = placed.replace(name, f"{folder}/{name}")
+    (folder / "recipe.yaml").write_text(placed)
     (folder / "study.yaml").write_text(STUDY)
     (folder / "prompt.txt").write_text("Q: {question}")
     (folder / "reward.py").write_text("def score(completions, **kwargs): return [0.0]\n")
@@ -44,11 +45,9 @@ def made(folder, absolute=False):
 
 
 def test_paths_are_relative_to_the_recipe(tmp_path, monkeypatch):
-    recipe = made(tmp_path / "task")
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
+    recipe, folder = made(tmp_path / "task"), tmp_path / "task"
+    monkeypatch.chdir(tmp_path)
     task = load_recipe(recipe).task
-    folder = tmp_path / "task"
     assert (task.dataset, task.template) == (str(folder / "data"), str(folder / "prompt.txt"))
     assert task.reward_funcs == [
         f"{folder}/reward.py:score",
@@ -58,20 +57,14 @@ def test_paths_are_relative_to_the_recipe(tmp_path, monkeypatch):
     assert task.eval_sets["more"]["dataset"] == str(folder / "more.jsonl")
     assert task.eval_sets["more"]["reward_funcs"] == [f"{folder}/reward.py:score"]
     assert task.eval_sets["gsm8k"] == "gsm8k"
-
-
-def test_a_word_of_the_command_line_is_relative_to_the_working_directory(tmp_path, monkeypatch):
-    recipe = made(tmp_path / "task")
-    (tmp_path / "own.py").write_text("")
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("")  # a word is relative to the working directory
     words = ["--reward_funcs", "own.py:f", "reward.py:score"]
     task = load_recipe(recipe, overrides=words).task
-    assert task.reward_funcs == [f"{tmp_path}/own.py:f", f"{tmp_path}/task/reward.py:score"]
+    assert task.reward_funcs == [f"{tmp_path}/own.py:f", f"{folder}/reward.py:score"]
 
 
 def test_what_is_not_beside_the_recipe_is_in_the_working_directory(tmp_path, monkeypatch):
-    (tmp_path / "recipes").mkdir()
-    for folder in ("model", "reasoning_gym"):
+    for folder in ("recipes", "model", "reasoning_gym"):
         (tmp_path / folder).mkdir()
     (tmp_path / "reward.py").write_text("def score(completions, **kwargs): return [0.0]\n")
     recipe = tmp_path / "recipes" / "mine.yaml"
@@ -147,6 +140,11 @@ def test_old_recipes_name_no_files():
     assert read_mapping(resolved.recipe, "recipe")["template"] == resolved.task.template
 
 
+OF_THE_WORLD = {"reward_funcs": [], "environment_factory": "world.py:World", "eos_penalty": 0.5}
+REWARDED_SET = {"evaluation": "trl", "eval_sets": {"a": {"dataset": "gsm8k", "reward": "r1_zero"}}}
+WEIGHTED_TWICE = {"reward_funcs": [{"path": "answer", "weight": 2}], "reward_weights": [1]}
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
@@ -155,18 +153,9 @@ def test_old_recipes_name_no_files():
         ({"template": "mine.txt", "reward_funcs": ["answer"]}, "'answer', which reads the format"),
         ({"reward_funcs": "answer"}, "it takes a list .text or a mapping each. or null"),
         ({"reward_funcs": []}, "reward_funcs is an empty list"),
-        (
-            {"reward_funcs": [], "environment_factory": "world.py:World", "eos_penalty": 0.5},
-            "eos_penalty is 0.5, but reward_funcs is .*set eos_penalty to 0",
-        ),
-        (
-            {"evaluation": "trl", "eval_sets": {"a": {"dataset": "gsm8k", "reward": "r1_zero"}}},
-            "the reward of 'a' needs evaluation 'one_shot'",
-        ),
-        (
-            {"reward_funcs": [{"path": "answer", "weight": 2}], "reward_weights": [1]},
-            "reward_funcs gives answer a weight of its own; remove one",
-        ),
+        (OF_THE_WORLD, "eos_penalty is 0.5, but reward_funcs is .*set eos_penalty to 0"),
+        (REWARDED_SET, "the reward of 'a' needs evaluation 'one_shot'"),
+        (WEIGHTED_TWICE, "reward_funcs gives answer a weight of its own; remove one"),
     ],
 )
 def test_contradictions_are_refused(settings, sentence):

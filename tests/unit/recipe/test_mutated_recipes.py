@@ -19,8 +19,7 @@ from trl_ablate.recipe.strict import accepts
 
 ARMS = sorted(SHIPPED.glob("*.yaml"))
 PROFILES = sorted(path.stem for path in (SHIPPED / "profiles").glob("*.yaml"))
-CASES, PER_TEST = 1000, 100
-SECONDS = 1.0
+CASES, PER_TEST, SECONDS = 1000, 100, 1.0
 MEMORY_KIB = 100_000
 """More memory than that, with the largest valid case, shows that something was expanded."""
 

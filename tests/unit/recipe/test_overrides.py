@@ -14,10 +14,6 @@ from trl_ablate.recipe.strict import read_mapping
 from trl_ablate.study.definition import load_study
 from trl_ablate.study.resolution import resolve_plan
 
-TEXT = ("project", "run_name", "vllm_structured_outputs_regex")
-"""Settings that take text, or text and null."""
-TEXTS = ("lora_target_modules", "subjects")
-
 ODD = (
     "[/INST]", "[a, b]", '["a"]', '["a", "b"]', '"["a"]"', "[]", "#x", "a #x", "- x", "? x", "a: b",
     "{a: 1}", "{a", "null", '"null"', '""null""', "~", "Null", "true", "off", "1", "1e5", ".nan",
@@ -29,57 +25,38 @@ texts = st.one_of(
     st.sampled_from(ODD),
     st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=12),
 )
+lists = st.lists(texts, max_size=3)
 
 
-@pytest.mark.parametrize(
-    ("words", "key", "value"),
-    [
-        (["--learning_rate=2e-5"], "learning_rate", 2e-5),
-        (["learning_rate=2e-5"], "learning_rate", 2e-5),
-        (["--num_iterations", "3"], "num_iterations", 3),
-        (["--log_completions"], "log_completions", True),
-        (["--log_completions", "false"], "log_completions", False),
-        (["--run_name", "123"], "run_name", "123"),
-        (["--stop", "1", "2"], "stop", ["1", "2"]),
-        (["--reward_weights", "1", "2.5"], "reward_weights", [1.0, 2.5]),
-        (["--surrogate", "null"], "surrogate", None),
-        (["--generation_kwargs", "{top_k: 3}"], "generation_kwargs", {"top_k": 3}),
-        (["--stop", "[/INST]"], "stop", ["[/INST]"]),
-        (["--stop", "[a, b]"], "stop", ["[a, b]"]),
-        (["--stop", '["a", "b"]'], "stop", ["a", "b"]),
-        (["--stop", '"[\\"a\\"]"'], "stop", ['["a"]']),
-        (["--stop", '["a"]', "b"], "stop", ['["a"]', "b"]),
-        (["--stop", "null"], "stop", None),
-        (["--stop", '"null"'], "stop", ["null"]),
-        (["--stop", "~"], "stop", ["~"]),
-        (["--stop", "[]"], "stop", []),
-        (["--subjects="], "subjects", [""]),
-        (["--run_name", "null"], "run_name", None),
-        (["--run_name", '"null"'], "run_name", "null"),
-        (["--run_name", '"a"'], "run_name", "a"),
-        (["--run_name", '"a'], "run_name", '"a'),
-        (["--project", "null"], "project", "null"),
-        (["--report_to", "trackio", "wandb"], "report_to", ["trackio", "wandb"]),
-        (["--report_to", "none"], "report_to", "none"),
-        (["--trackio_static_space_id", "false"], "trackio_static_space_id", False),
-    ],
-)
-def test_a_word_for_a_text_is_that_text(words, key, value):
-    assert read_overrides(words) == {key: value}
+WORDS = [
+    (["--learning_rate=2e-5"], 2e-5), (["learning_rate=2e-5"], 2e-5),
+    (["--num_iterations", "3"], 3), (["--log_completions"], True),
+    (["--log_completions", "false"], False), (["--reward_weights", "1", "2.5"], [1.0, 2.5]),
+    (["--surrogate", "null"], None), (["--generation_kwargs", "{top_k: 3}"], {"top_k": 3}),
+    (["--stop", "1", "2"], ["1", "2"]), (["--stop", "[/INST]"], ["[/INST]"]),
+    (["--stop", "[a, b]"], ["[a, b]"]), (["--stop", '["a", "b"]'], ["a", "b"]),
+    (["--stop", '"[\\"a\\"]"'], ['["a"]']), (["--stop", '["a"]', "b"], ['["a"]', "b"]),
+    (["--stop", "null"], None), (["--stop", '"null"'], ["null"]), (["--stop", "~"], ["~"]),
+    (["--stop", "[]"], []), (["--subjects="], [""]), (["--run_name", "123"], "123"),
+    (["--run_name", "null"], None), (["--run_name", '"null"'], "null"),
+    (["--run_name", '"a"'], "a"), (["--run_name", '"a'], '"a'), (["--project", "null"], "null"),
+    (["--report_to", "trackio", "wandb"], ["trackio", "wandb"]), (["--report_to", "none"], "none"),
+    (["--trackio_static_space_id", "false"], False),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["a\0"], "--run_name .* is not a readable character"),
-        (["\udcff"], "--run_name .* is not a readable character"),
-        (["\x1b[31m"], "--run_name .* is not a readable character"),
-        (["my", "run"], "it takes text or null"),
-    ],
-)
-def test_words_that_are_no_text_are_refused(words, said):
-    with pytest.raises(ConfigurationError, match=said):
-        read_overrides(["--run_name", *words])
+@pytest.mark.parametrize(("words", "value"), WORDS)
+def test_a_word_for_a_text_is_that_text(words, value):
+    name = words[0].removeprefix("--").partition("=")[0]
+    assert read_overrides(words) == {name: value}
+
+
+def test_words_that_are_no_text_are_refused():
+    for word in ("a\0", "\udcff", "\x1b[31m"):
+        with pytest.raises(ConfigurationError, match="--run_name .* is not a readable character"):
+            read_overrides(["--run_name", word])
+    with pytest.raises(ConfigurationError, match="it takes text or null"):
+        read_overrides(["--run_name", "my", "run"])
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -87,11 +64,11 @@ def test_words_that_are_no_text_are_refused(words, said):
     st.fixed_dictionaries(
         {},
         optional={
-            **dict.fromkeys(TEXT, st.none() | texts),
+            **dict.fromkeys(("run_name", "vllm_structured_outputs_regex"), st.none() | texts),
             "project": texts,
-            **dict.fromkeys(TEXTS, st.none() | st.lists(texts, max_size=3)),
+            **dict.fromkeys(("lora_target_modules", "subjects"), st.none() | lists),
             "stop": st.none() | st.lists(texts.filter(bool), max_size=3),
-            "optim_target_modules": st.none() | texts | st.lists(texts, max_size=3),
+            "optim_target_modules": st.none() | texts | lists,
             "eval_sets": st.none() | st.dictionaries(texts, texts, max_size=2),
             "learning_rate": st.floats(0, 1, allow_subnormal=False),
             "seed": st.integers(0, 2**32 - 1),

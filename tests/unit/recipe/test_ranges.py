@@ -1,6 +1,7 @@
 """Settings that would raise during a run, or be ignored, are refused before a model loads."""
 
 import dataclasses
+from contextlib import nullcontext
 from unittest.mock import Mock
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from trl_ablate import AblationConfig, ConfigurationError, load_recipe
 from trl_ablate.recipe.agreement import check_quantization
-from trl_ablate.recipe.fields import CHOICES, RANGES, USUAL, choices, known_fields
+from trl_ablate.recipe.fields import CHOICES, RANGES, choices, known_fields
 from trl_ablate.settings import Range
 from trl_ablate.training.building import check_generation_config, check_loader, check_optimizer
 from trl_ablate.training.machine import check_device, is_here
@@ -106,12 +107,8 @@ def test_what_cannot_be_made_is_refused_before_anything_is_loaded(
     monkeypatch.setattr("transformers.utils.is_optimum_quanto_available", lambda: False)
     resolved = resolve(**settings)
     parts = {check_device: (resolved,), check_quantization: (resolved.config, resolved.model)}
-    given: tuple = parts.get(check, (resolved.config,))
-    if said is None:
-        check(*given)
-        return
-    with pytest.raises(ConfigurationError, match=said):
-        check(*given)
+    with pytest.raises(ConfigurationError, match=said) if said else nullcontext():
+        check(*parts.get(check, (resolved.config,)))
 
 
 def test_an_optimizer_whose_steps_need_a_gpu_is_refused_on_a_cpu(monkeypatch):
@@ -126,7 +123,7 @@ def test_an_optimizer_whose_steps_need_a_gpu_is_refused_on_a_cpu(monkeypatch):
 
 
 def test_every_range_is_about_a_setting_and_holds_its_default():
-    for name in (*RANGES, *CHOICES, *USUAL):
+    for name in (*RANGES, *CHOICES):
         group, _ = known_fields()[name]
         default = next(one.default for one in dataclasses.fields(group) if one.name == name)
         if name in RANGES and isinstance(default, (int, float)):
@@ -137,8 +134,8 @@ def test_the_usual_names_are_those_of_transformers():
     from transformers import AttentionInterface
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-    assert {*USUAL["attn_implementation"]} - {"eager"} <= {*AttentionInterface().valid_keys()}
-    assert {*USUAL["report_to"]} - {"all", "none"} <= {*INTEGRATION_TO_CALLBACK}
+    assert {*CHOICES["attn_implementation"]} - {"eager"} <= {*AttentionInterface().valid_keys()}
+    assert {*CHOICES["report_to"]} - {"all", "none"} <= {*INTEGRATION_TO_CALLBACK}
     assert "flex_attention" in choices("attn_implementation") and "wandb" in choices("report_to")
 
 
@@ -149,14 +146,15 @@ def test_the_class_by_itself_takes_what_trl_takes():
 @given(st.floats(-3, 3), *[st.none() | st.floats(-3, 3)] * 4)
 def test_a_range_is_what_its_words_say(value, least, most, above, below):
     allowed = Range(least, most, above, below)
-    inside = [value >= least if least is not None else True,
-              value <= most if most is not None else True,
-              value > above if above is not None else True,
-              value < below if below is not None else True]  # fmt: skip
-    assert (value in allowed) == all(inside)
-    words = {"more than": above, "at most": most, "less than": below}
-    shown = {word: end for word, end in words.items() if end is not None}
-    assert all(f"{word} {end}" in str(allowed) for word, end in shown.items())
+    inside = (
+        (least is None or value >= least)
+        and (most is None or value <= most)
+        and (above is None or value > above)
+        and (below is None or value < below)
+    )
+    assert (value in allowed) == inside
+    for word, end in {"more than": above, "at most": most, "less than": below}.items():
+        assert end is None or f"{word} {end}" in str(allowed)
 
 
 def test_a_package_may_be_installed_under_another_name():

@@ -1,7 +1,9 @@
 """Recipes: layers, strict reading, and the resolved settings of each shipped one."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,14 +22,14 @@ PROFILES = sorted(path.stem for path in (SHIPPED / "profiles").glob("*.yaml"))
 
 @pytest.fixture
 def write(tmp_path):
-    """`write(name, text)` puts a recipe beside a small base and a miniature-like profile."""
-    (tmp_path / "base.yaml").write_text("learning_rate: 1e-5\nuse_cpu: true\nbf16: false\n")
+    """`write(name, text)` puts a recipe beside a small base."""
 
     def write(name: str, text: str | bytes) -> Path:
         path = tmp_path / name
         path.write_bytes(text.encode() if isinstance(text, str) else text)
         return path
 
+    write("base.yaml", "learning_rate: 1e-5\nuse_cpu: true\nbf16: false\n")
     return write
 
 
@@ -121,15 +123,12 @@ def test_an_accelerator_config_is_written_and_read_again(tmp_path):
     assert again.even_batches is False
 
 
-def test_changes_are_against_the_base(write):
-    recipe = write("arm.yaml", "extends: base.yaml\nlearning_rate: 2e-5\nbeta: 0.1\n")
-    changes = load_recipe(recipe, "miniature", ["--epsilon=0.3"]).changes
-    assert changes == {"learning_rate": (1e-5, 2e-5), "beta": (None, 0.1)}
-
-
-def test_learning_rate_is_scaled(write):
-    recipe = write("arm.yaml", "extends: base.yaml\nlearning_rate_scale: 4.0\n")
-    assert load_recipe(recipe, "miniature").config.learning_rate == pytest.approx(4e-5)
+def test_changes_are_against_the_base_and_a_learning_rate_is_scaled(write):
+    text = "extends: base.yaml\nlearning_rate: 2e-5\nbeta: 0.1\nlearning_rate_scale: 4.0\n"
+    resolved = load_recipe(write("arm.yaml", text), "miniature", ["--epsilon=0.3"])
+    scaled = {"learning_rate_scale": (None, 4.0)}
+    assert resolved.changes == {"learning_rate": (1e-5, 2e-5), "beta": (None, 0.1), **scaled}
+    assert resolved.config.learning_rate == pytest.approx(8e-5)
 
 
 def test_a_recipe_may_name_its_profile_and_the_caller_has_the_last_word():
@@ -171,11 +170,9 @@ def test_what_only_a_recipe_says_is_refused_elsewhere(write, profile, words, sai
 def test_auto_picks_by_gpu_memory(monkeypatch, gigabytes, expected):
     import torch
 
-    class Card:
-        total_memory = (gigabytes or 0) * 2**30
-
+    card = SimpleNamespace(total_memory=(gigabytes or 0) * 2**30)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gigabytes is not None)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Card)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a card")
     assert suitable_profile()[0] == expected
 
@@ -232,16 +229,12 @@ def test_bad_recipes_end_in_one_sentence(write, text, said):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("base", "said"), [("arm.yaml", "a circle"), ("base.yaml", "more than one level deep")]
-)
-def test_a_base_extends_nothing(write, base, said):
-    write("middle.yaml", f"extends: {base}\nbeta: 0.1")
-    with pytest.raises(ConfigurationError, match=said):
-        load_recipe(write("arm.yaml", "extends: middle.yaml\nbeta: 0.2"), "miniature")
-
-
-def test_missing_file_and_directory(tmp_path):
+def test_a_base_extends_nothing_and_a_recipe_is_a_file(write, tmp_path):
+    arm = write("arm.yaml", "extends: middle.yaml\nbeta: 0.2")
+    for base, said in (("arm.yaml", "a circle"), ("base.yaml", "more than one level deep")):
+        write("middle.yaml", f"extends: {base}\nbeta: 0.1")
+        with pytest.raises(ConfigurationError, match=said):
+            load_recipe(arm, "miniature")
     with pytest.raises(ConfigurationError, match="did you mean 'std_dev_off.yaml'"):
         load_recipe(SHIPPED / "std_dev_of.yaml")
     with pytest.raises(ConfigurationError, match="is a directory"):
@@ -320,9 +313,8 @@ def test_a_start_is_looked_up_in_the_profile():
 def test_named_evaluation_sets_give_metrics_that_can_be_the_best():
     sets = "{gsm8k: gsm8k, mine: questions.jsonl}"
     words = ["--eval_sets", sets, "--best_metric", "eval_mine_pass@4", "--num_generations_eval", 4]
-    resolved = load_recipe("grpo", "miniature", map(str, words))
-    assert resolved.task.eval_sets == {"gsm8k": "gsm8k", "mine": "questions.jsonl"}
-    assert resolved.to_dict()["task"]["eval_sets"] == resolved.task.eval_sets
+    task = load_recipe("grpo", "miniature", map(str, words)).to_dict()["task"]
+    assert task["eval_sets"] == {"gsm8k": "gsm8k", "mine": "questions.jsonl"}
 
 
 @pytest.mark.parametrize(
@@ -343,13 +335,9 @@ def test_named_evaluation_sets_give_metrics_that_can_be_the_best():
         ({"outcome_gate": "answer"}, "'answer', but the reward functions are r1_zero; name one"),
         ({"outcome_gate": "x", "eos_penalty": 1.0}, "functions are r1_zero, eos_penalty; name one"),
         ({"reward_noise": 0.1, "eos_penalty": 1.0}, "set eos_penalty to 0, or outcome_gate to r1"),
+        ({"reward_noise": 0.1, "eos_penalty": 1.0, "outcome_gate": "r1_zero"}, None),
     ],
 )
 def test_metrics_and_rewards_that_a_setting_names_have_to_be_there(settings, said):
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=said) if said else nullcontext():
         load_recipe("grpo", "miniature", settings)
-
-
-def test_a_gate_makes_noise_and_a_penalty_agree():
-    settings = {"reward_noise": 0.1, "eos_penalty": 1.0, "outcome_gate": "r1_zero"}
-    assert load_recipe("grpo", "miniature", settings).config.reward_noise == 0.1

@@ -17,9 +17,8 @@ def test_a_recipe_has_the_name_of_its_world_in_full():
     sets = {"one": "miniature", "two": {"dataset": "miniature", "size": 8}}
     given = {"dataset": "miniature", "starts": {"a": "miniature/sft_mid"}, "eval_sets": sets}
     resolved = load_recipe("grpo", "miniature-sums", given)
-    assert resolved.task.dataset == "miniature/chains"
+    assert resolved.task.dataset == resolved.settings["eval_sets"]["one"] == "miniature/chains"
     assert resolved.task.starts == {"a": "miniature/chains/sft_mid"}
-    assert resolved.settings["eval_sets"]["one"] == "miniature/chains"
     assert resolved.settings["eval_sets"]["two"] == {"dataset": "miniature/chains", "size": 8}
     assert resolved.model.model_name_or_path == "miniature/sums"
 

@@ -62,10 +62,10 @@ def test_odd_text_is_wrong_and_harmless(grader):
     assert grader.grade(odd, odd) == [True] * len(odd)
 
 
-@pytest.mark.parametrize("text", ["=", "-", "+ -", "<", ".", "...", ": ;", "^"])
-def test_signs_alone_are_wrong_without_a_worker(text):
-    for gold in ("5", "x^2-1", "-", "(1,2)"):
-        assert cheap_verdict(read(text), read(gold)) is (text == gold)
+def test_signs_alone_are_wrong_without_a_worker():
+    for text in ("=", "-", "+ -", "<", ".", "...", ": ;", "^"):
+        for gold in ("5", "x^2-1", "-", "(1,2)"):
+            assert cheap_verdict(read(text), read(gold)) is (text == gold), text
 
 
 def test_long_answers_are_wrong_without_a_worker(grader):
@@ -77,28 +77,19 @@ def test_long_answers_are_wrong_without_a_worker(grader):
     assert grader.restarts == before
 
 
-@pytest.mark.parametrize(
-    ("text", "tidied"),
-    [
-        ("1 2", "1 2"),
-        ("1, 234", "1, 234"),
-        ("(1, 2)", "(1,2)"),
-        (r"1 \\ 2", r"1\\2"),
-        (r"\dfrac 1 2", r"\frac{1}{2}"),
-        (r"10,\!000", "10000"),
-        ("3 .5", "3 .5"),
-        (r"\(x\)", "x"),
+def test_light_spelling_joins_nothing():
+    spellings = [
+        ("1 2", "1 2"), ("1, 234", "1, 234"), ("(1, 2)", "(1,2)"), (r"1 \\ 2", r"1\\2"),
+        (r"\dfrac 1 2", r"\frac{1}{2}"), (r"10,\!000", "10000"), ("3 .5", "3 .5"), (r"\(x\)", "x"),
         ("...", "..."),
-    ],
-)
-def test_light_spelling_joins_nothing(text, tidied):
-    assert tidy(text) == tidied
-    assert tidy(tidied) == tidied
+    ]  # fmt: skip
+    for text, tidied in spellings:
+        assert tidy(text) == tidy(tidied) == tidied
 
 
-@pytest.mark.parametrize("text", ["1/0", "", ".", "-", "1,23", "1 23", "0x10", "1e400", "٣/0"])
-def test_what_is_no_number(text):
-    assert as_number(text) is None
+def test_what_is_no_number():
+    for text in ("1/0", "", ".", "-", "1,23", "1 23", "0x10", "1e400", "٣/0"):
+        assert as_number(text) is None, text
 
 
 @pytest.mark.parametrize(
@@ -130,9 +121,8 @@ def test_a_hang_costs_its_item_only(on_timeout, verdict):
             [*answers[:10], HANGS, *answers[10:], HANGS], [*golds[:10], "5", *golds[10:], "5"]
         )
         assert graded == [True] * 10 + [verdict] + [True] * 10 + [verdict]
-        assert grader.timeouts == 2  # two items, one comparison
-        assert grader.restarts == 1
-        assert grader.ungraded == 2
+        # two items, one comparison
+        assert (grader.timeouts, grader.ungraded, grader.restarts) == (2, 2, 1)
         assert grader.grade(["(x-1)(x+1)"], ["x^2-1"]) == [True]
 
 

@@ -12,7 +12,10 @@ from collections import defaultdict
 from dataclasses import asdict
 from statistics import fmean
 
+import numpy as np
 import pytest
+import torch
+from trl.trainer.utils import get_callable_name, is_async_callable
 
 from trl_ablate.errors import ConfigurationError, RewardError
 from trl_ablate.reward_specs import reward_specs
@@ -41,18 +44,16 @@ def picky(completions, answer, **kwargs):
     return [1.0 / int(answer[i]) for i in range(len(completions))]
 
 def hangs(completions, **kwargs):
-    while completions[0] == "hang":
+    (text,) = completions
+    while text == "hang":
         pass
-    if completions[0] == "dies":
+    if text == "exits":
         os._exit(1)
-    if completions[0] == "raises":
+    if text in ("memory", "dies"):
+        ctypes.CDLL(None)._exit(3 if text == "memory" else 1)
+    if text == "raises":
         raise ValueError("no")
-    return [None if completions[0] == "none" else len(completions[0])]
-
-def leaves(completions, **kwargs):
-    if completions[0] in ("memory", "dies"):
-        ctypes.CDLL(None)._exit(3 if completions[0] == "memory" else 1)
-    return [len(completions[0])]
+    return [None if text == "none" else len(text)]
 
 class Judge:
     def __init__(self, worth):
@@ -103,7 +104,6 @@ def call(function, completions, **columns):
 def test_a_function_of_a_file_gets_the_columns_that_it_names(file):
     rewards = chosen(f"{file}:of_columns")
     (function,) = rewards.functions
-    assert function.__name__ == "of_columns"
     assert rewards.needs == {"of_columns": ["level", "answer"]}
     columns = {"level": [1, 2], "answer": ["5", "6"], "unused": ["x", "y"]}
     assert call(function, ["a", "b"], **columns) == [15.0, 26.0]
@@ -124,8 +124,6 @@ def test_arguments_weights_and_names_come_from_the_recipe(file):
 
 
 def test_an_async_function_stays_async(file):
-    from trl.trainer.utils import get_callable_name, is_async_callable
-
     (function,) = chosen(f"{file}:slow_lengths").functions
     assert is_async_callable(function) and get_callable_name(function) == "slow_lengths"
     assert call(function, ["a", "bcd"]) == [1.0, 3.0]
@@ -160,18 +158,12 @@ def test_a_reward_that_trl_makes_from_its_arguments():
 def test_built_in_parts_share_one_grading(file):
     rewards = chosen("format", {"path": "answer", "name": "right"}, f"{file}:lengths")
     texts = ["so </think> <answer>5</answer>", "</think> <answer>6</answer>", "5"]
-    (first, metrics, _), (second, nothing, _) = (
-        logged_call(one, texts, answer=["5"] * 3) for one in rewards.functions[:2]
-    )
-    assert (first, second) == ([1.0, 1.0, 0.0], [1.0, 0.0, 0.0])
-    assert metrics["grader/ungraded"] == 0.0 and nothing == {}
+    both = [logged_call(one, texts, answer=["5"] * 3) for one in rewards.functions[:2]]
+    assert [found for found, *_ in both] == [[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
+    assert both[0][1]["grader/ungraded"] == 0.0 and both[1][1] == {}
     assert rewards.needs == {"format": ["answer"], "right": ["answer"], "lengths": []}
-
-
-def test_the_eos_penalty_needs_no_answers():
-    (function,) = chosen({"path": "eos_penalty", "weight": 2.0}, eos_token_ids=[0]).functions
-    given = {"prompts": [""] * 2, "completions": ["a", "b"], "completion_ids": [[1, 0], [0, 0]]}
-    assert function(**given) == [0.0, -1.0]
+    (penalty,) = chosen({"path": "eos_penalty", "weight": 2.0}, eos_token_ids=[0]).functions
+    assert call(penalty, ["a", "b"], completion_ids=[[1, 0], [0, 0]]) == [0.0, -1.0]  # no answers
 
 
 def test_a_row_that_raises_is_ungraded_and_counted(file, caplog):
@@ -187,11 +179,10 @@ def test_a_row_that_raises_is_ungraded_and_counted(file, caplog):
     assert not caplog.text  # once in a run
 
 
-async def parts(completions, **kwargs):
-    return [1.0 / len(text) for text in completions]
-
-
 def test_an_async_row_that_raises_is_ungraded_and_none_and_nan_are_too():
+    async def parts(completions, **kwargs):
+        return [1.0 / len(text) for text in completions]
+
     assert call(guarded(Calls("mine", parts)), ["ab", ""]) == [0.5, None]
     function = guarded(Calls("mine", lambda completions, **kwargs: [None, math.nan, 0.0]))
     rewards, metrics, _ = logged_call(function, ["a", "b", "c"])
@@ -254,25 +245,22 @@ def test_an_error_of_the_function_ends_the_run_in_one_sentence(function, sentenc
 
 
 def test_arrays_and_tensors_are_lists_of_numbers():
-    import numpy as np
-    import torch
-
     for made in (np.array([1, 2]), torch.tensor([1.0, 2.0]), (True, np.float32(2))):
         function = guarded(Calls("mine", lambda completions, made=made, **_: made))
         assert call(function, ["a", "b"]) == [1.0, 2.0]
 
 
 def test_workers_grade_like_the_function_itself(file):
-    plain = chosen({"path": f"{file}:lengths", "kwargs": {"scale": 2.0}})
-    worked = chosen({"path": f"{file}:lengths", "kwargs": {"scale": 2.0}}, workers=2, timeout=30.0)
+    spec = {"path": f"{file}:lengths", "kwargs": {"scale": 2.0}}
+    (plain,), (worked,) = (chosen(spec, timeout=each).functions for each in (None, 30.0))
     texts = ["", "a" * 70_000, "é"]  # the second does not fit into a pipe
-    assert call(worked.functions[0], texts) == call(plain.functions[0], texts)
-    assert worked.functions[0].__name__ == "lengths"
+    assert call(worked, texts) == call(plain, texts)
+    assert worked.__name__ == "lengths"
 
 
 def test_a_hanging_row_is_killed_and_the_others_are_graded(file):
     (function,) = chosen(f"{file}:hangs", workers=2, timeout=5.0).functions
-    rewards, metrics, _ = logged_call(function, ["abc", "hang", "none", "raises", "dies", "ab"])
+    rewards, metrics, _ = logged_call(function, ["abc", "hang", "none", "raises", "exits", "ab"])
     assert rewards == [3.0, None, None, None, None, 2.0]
     assert metrics == {
         "grader/hangs/ungraded": 4.0,
@@ -282,8 +270,8 @@ def test_a_hanging_row_is_killed_and_the_others_are_graded(file):
 
 
 def test_memory_that_earlier_requests_have_used_up_is_retried_in_another_fork(file):
-    """`leaves` ends its fork as running out of memory does."""
-    (spec,) = reward_specs([f"{file}:leaves"])
+    """`hangs` ends its fork as running out of memory does."""
+    (spec,) = reward_specs([f"{file}:hangs"])
     pool = WorkerPool(1, 30.0, -1, 60.0, {"reward": asdict(spec), "path": sys.path})
 
     def run(*texts):
@@ -342,7 +330,7 @@ def test_a_wrong_entry_is_refused_in_one_sentence(file, tmp_path, entries, sente
 
 
 def test_two_reward_models_that_trl_would_name_alike_are_refused():
-    tools = Tools(MathGrader(1), None, lambda name: name)
+    tools = Tools(MathGrader(1), None, str)
     assert list(chosen_rewards(reward_specs(["a/rm", "b/judge/"]), tools).needs) == ["rm", "judge"]
     with pytest.raises(ConfigurationError, match="two rewards named 'rm'"):
         chosen_rewards(reward_specs(["a/rm", "b/rm"]), tools)
@@ -350,23 +338,22 @@ def test_two_reward_models_that_trl_would_name_alike_are_refused():
 
 def test_of_two_async_functions_the_first_may_end_first():
     """What ends this process is as before, and not one layer deeper after each step."""
-    first, second = in_this_process("first", None), in_this_process("second", None)
-    before = os._exit
-    for one in (first, second):
+    both, before = [in_this_process(name, None) for name in ("first", "second")], os._exit
+    for one in both:
         one.__enter__()
-    for one in (first, second):
+    for one in both:
         assert os._exit is not before
         one.__exit__(None, None, None)
     assert os._exit is before
 
 
 @pytest.mark.parametrize(
-    ("entry", "given", "sentence"),
+    ("name", "sentence"),
     [
-        ("{}:of_state", {"timeout": 1.0}, "needs trainer_state, which cannot be passed"),
-        ("{}:lengths", {"timeout": 1.0}, "a row cannot be passed to a worker process"),
+        ("of_state", "needs trainer_state, which cannot be passed"),
+        ("lengths", "a row cannot be passed to a worker process"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(file, entry, given, sentence):
+def test_what_cannot_be_passed_to_workers_is_refused(file, name, sentence):
     with pytest.raises(ConfigurationError, match=sentence):
-        call(chosen(entry.format(file), **given).functions[0], ["a"], level=[lambda: 1])
+        call(chosen(f"{file}:{name}", timeout=1.0).functions[0], ["a"], level=[lambda: 1])

@@ -14,22 +14,16 @@ from trl_ablate.rewards.own.calling import Calls, guarded
 
 
 class ListedGrader(MathGrader):
-    """Returns fixed verdicts, derived from the answers' text, and records the batches."""
+    """Compares texts, cannot grade "hang", and counts the batches."""
 
-    def __init__(self, ungraded: tuple[str, ...] = ()) -> None:
-        super().__init__(workers=1)
-        self.batches: list[list[str | None]] = []
-        self._ungraded_answers = ungraded
+    batches = 0
 
     def grade(self, answers, golds):
-        self.batches.append(list(answers))
-        missing = [answer in self._ungraded_answers for answer in answers]
-        self.timeouts += sum(missing)
-        self.ungraded += sum(missing)
-        return [
-            None if out else answer == gold
-            for out, answer, gold in zip(missing, answers, golds, strict=True)
-        ]
+        self.batches += 1
+        self.timeouts += answers.count("hang")
+        self.ungraded += answers.count("hang")
+        pairs = zip(answers, golds, strict=True)
+        return [None if answer == "hang" else answer == gold for answer, gold in pairs]
 
 
 ALL = (1.0, 1.0, 1.0)
@@ -42,21 +36,20 @@ R1_ZERO = [
     ("</think> <answer>5</answer>", ALL),
     (r"so </think> <answer> \boxed{5} </answer>", ALL),
     (r"so </think> <answer> It is $\boxed{5}$. </answer>", ALL),
-    ("so </think> <answer> 5 </answer>\nUser: next?", ALL),
-    ("line\nline </think> <answer>\n5\n</answer>", ALL),
+    ("line\nline </think> <answer>\n5\n</answer>\nUser: next?", ALL),
     ("so </think> <answer> 6 </answer>", FORMAT_ONLY),
     ("so </think> <answer> </answer>", FORMAT_ONLY),
     (r"so </think> <answer> \boxed{5 </answer>", FORMAT_ONLY),
     ("so </think> <answer> 5", NOTHING),
     ("so <answer> 5 </answer>", NOTHING),
     ("so </think><answer> 5 </answer>", NOTHING),
-    ("so </think>\n<answer> 5 </answer>", NOTHING),
     ("so </think> then <answer> 5 </answer>", NOTHING),
     ("<answer> 5 </answer> so </think>", NOTHING),
     ("</answer> so </think> <answer> 5", NOTHING),
     ("a </think> b </think> <answer> 5 </answer>", NOTHING),
-    ("a </think> <answer> 5 </answer> </answer>", NOTHING),
+    ("so </think>\n<answer> 5 </answer>", NOTHING),
     ("a </think> <answer> 6 </answer> <answer> 5 </answer>", NOTHING),
+    ("a </think> <answer> 5 </answer> </answer>", NOTHING),
     ("</think> <answer> 6 </think> <answer> 5 </answer>", NOTHING),
     ("5", NOTHING),
     ("", NOTHING),
@@ -64,9 +57,8 @@ R1_ZERO = [
 QUESTION_ONLY = [
     (r"so it is $\boxed{5}$.", ALL),
     (r"first \boxed{6}, no: \boxed{5}", ALL),
-    (r"\boxed{5} and then a cut-off \boxed{6", ALL),
+    (r"\\boxed{5} and then a cut-off \boxed{6", ALL),
     (r"\fbox{5}", ALL),
-    (r"\\boxed{5}", ALL),
     (r"first \boxed{5}, no: \boxed{6}", FORMAT_ONLY),
     (r"\boxed{}", FORMAT_ONLY),
     (r"\boxed{5", NOTHING),
@@ -150,8 +142,9 @@ def test_last_boxed(text, content):
 
 
 def test_ungraded_is_none_and_never_zero():
-    for template, completion, form in (("r1_zero", r1("5"), 1.0), ("think_xml", XML[6][0], 0.0)):
-        result = score(template, completion, "5", grader=ListedGrader(ungraded=("5",)))
+    loose = "<answer>hang</answer>"
+    for template, completion, form in (("r1_zero", r1("hang"), 1.0), ("think_xml", loose, 0.0)):
+        result = score(template, completion, "5", grader=ListedGrader())
         assert result == {"reward": None, "format_reward": form, "answer_reward": None}
     with pytest.raises(ConfigurationError, match="'r1'"):
         score("r1", "5", "5")
@@ -160,9 +153,9 @@ def test_ungraded_is_none_and_never_zero():
 # Reward functions
 
 
-def call(function, completions, golds, **given):
+def call(function, completions, gold="5", **given):
     """The marks, the logged metrics and the logged columns."""
-    return logged_call(function, completions, answer=golds, **given)
+    return logged_call(function, completions, answer=[gold] * len(completions), **given)
 
 
 def r1(answer: str) -> str:
@@ -170,10 +163,9 @@ def r1(answer: str) -> str:
 
 
 def test_r1_zero_reward_function_and_its_log():
-    functions, weights = build_rewards("r1_zero", grader=ListedGrader(ungraded=("hang",)))
-    (function,) = functions
+    (function,), weights = build_rewards("r1_zero", grader=ListedGrader())
     assert (function.__name__, weights) == ("r1_zero", [1.0])
-    marks, metrics, columns = call(function, [r1("5"), r1("6"), r1("hang"), "no"], ["5"] * 4)
+    marks, metrics, columns = call(function, [r1("5"), r1("6"), r1("hang"), "no"])
     assert marks == [1.0, 0.0, None, 0.0]
     assert metrics == {
         "format_reward": 2 / 3,  # of the three graded ones
@@ -186,9 +178,9 @@ def test_r1_zero_reward_function_and_its_log():
         "format_reward": [1.0, 1.0, 1.0, 0.0],
         "answer_reward": [1.0, 0.0, None, 0.0],
     }
-    marks, metrics, _ = call(function, [r1("hang")], ["5"])
+    marks, metrics, _ = call(function, [r1("hang")])
     assert marks == [None] and "answer_reward" not in metrics  # no mean of nothing
-    _, metrics, _ = call(function, [r1("5")], ["5"])
+    _, metrics, _ = call(function, [r1("5")])
     assert metrics["grader/timeouts"] == 0.0  # of the batch, not of the run
 
 
@@ -197,21 +189,17 @@ def test_metrics_of_several_processes_are_those_of_all_their_completions(monkeyp
     of the processes."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     logged = defaultdict(list)
-
-    def log(name, value):
-        logged[name].append(value)
-
     none = guarded(Calls("none", lambda completions, **_: [None] * len(completions)))
     for texts in ([r1("5"), r1("hang")], [r1("6")] * 4 + [r1("hang")] * 2):
-        functions, _ = build_rewards("r1_zero", grader=ListedGrader(ungraded=("hang",)))
+        functions, _ = build_rewards("r1_zero", grader=ListedGrader())
         for function in (*functions, none):
-            call(function, texts, ["5"] * len(texts), log_metric=log)
+            call(function, texts, log_metric=lambda name, value: logged[name].append(value))
     names = ("answer_reward", "format_reward", "grader/ungraded", "grader/none/ungraded")
     assert [fmean(logged[name]) for name in names] == [0.2, 1.0, 3.0, 8.0]
 
 
 def test_xml_reward_functions_grade_a_batch_once():
-    grader = ListedGrader(ungraded=("hang",))
+    grader = ListedGrader()
     functions, weights = build_rewards("think_xml", grader=grader)
     assert [function.__name__ for function in functions] == ["format", "answer"]
     assert weights == [1.0, 2.0]
@@ -222,15 +210,15 @@ def test_xml_reward_functions_grade_a_batch_once():
         "<think>a</think>\n<answer>hang</answer>",
     ]
     (format_marks, metrics, columns), (answer_marks, *logged) = (
-        call(function, completions, ["5"] * 4) for function in functions
+        call(function, completions) for function in functions
     )
     assert format_marks == [1.0, 1.0, 0.0, None]
     assert answer_marks == [1.0, 0.0, 1.0, None]
     assert metrics["answer_reward"] == 4 / 3 and logged == [{}, {}]
     assert columns["answer_reward"] == [2.0, 0.0, 2.0, None]
-    assert len(grader.batches) == 1
-    call(functions[0], completions[:1], ["5"])
-    assert len(grader.batches) == 2
+    assert grader.batches == 1
+    call(functions[0], completions[:1])
+    assert grader.batches == 2
 
 
 def test_conversational_completions():
@@ -243,41 +231,28 @@ def test_conversational_completions():
         [{"role": "assistant", "content": ""}, {"role": "tool", "content": r"\boxed{5}"}],
         [],
     ]
-    assert call(functions[0], completions, ["5"] * 6)[0] == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+    assert call(functions[0], completions)[0] == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
 
 
 EOS, TURN, PAD, WORD = 1, 2, 3, 50
 
 
-@pytest.mark.parametrize(
-    ("ids", "abuse"),
-    [
-        ([WORD, WORD, EOS], False),
-        ([WORD, TURN], False),
-        ([WORD, WORD], False),
-        ([PAD, WORD, EOS], False),
-        ([WORD, EOS, EOS], True),
-        ([WORD, TURN, EOS], True),
-        ([EOS, WORD, EOS], True),
-        ([EOS], True),
-        ([PAD, PAD], True),
-        ([], True),
-    ],
-)
-def test_abuse_of_the_end_of_sequence_token(ids, abuse):
-    assert abuses_eos(ids, {EOS, TURN}, {PAD}) is abuse
+def test_abuse_of_the_end_of_sequence_token():
+    twice = [[WORD, EOS, EOS], [WORD, TURN, EOS], [EOS, WORD, EOS]]
+    for ids in (*twice, [EOS], [PAD, PAD], []):
+        assert abuses_eos(ids, {EOS, TURN}, {PAD}), ids
+    for ids in ([WORD, WORD, EOS], [WORD, TURN], [WORD, WORD], [PAD, WORD, EOS]):
+        assert not abuses_eos(ids, {EOS, TURN}, {PAD}), ids
 
 
 def test_eos_penalty():
     given = {"eos_token_ids": [EOS], "special_token_ids": [PAD], "eos_penalty": 0.5}
-    grader = ListedGrader(ungraded=("hang",))
+    grader = ListedGrader()
     functions, weights = build_rewards("r1_zero", grader=grader, **given)
     assert [function.__name__ for function in functions] == ["r1_zero", "eos_penalty"]
     assert weights == [1.0, 0.5]
     ids = [[WORD, EOS], [WORD, EOS, EOS], [PAD, PAD], [EOS, EOS]]
-    marks, *_ = call(
-        functions[1], [r1("5"), r1("5"), r1("5"), r1("hang")], ["5"] * 4, completion_ids=ids
-    )
+    marks, *_ = call(functions[1], [r1(one) for one in ("5", "5", "5", "hang")], completion_ids=ids)
     # The ungraded completion gets None: with a number, its reward would no longer be ungraded.
     assert marks == [0.0, -1.0, -1.0, None]
     for wrong in ({"eos_penalty": 0.5}, {"eos_token_ids": [1], "eos_penalty": -1.0}):

@@ -1,9 +1,8 @@
 r"""The cheap verdict: compare two answers without algebra.
 
-Most answers in a rollout batch are plain numbers or equal the reference answer. They are decided
-here, within microseconds, in the training process. `cheap_verdict` returns True only if the answer
-is the same value in another spelling, False only if no interpretation makes the two equal, and None
-otherwise; then a worker asks math-verify.
+Most answers in a rollout batch are decided here, within microseconds, in the training process: True
+only if the answer is the same value in another spelling, False only if no interpretation makes the
+two equal, and None otherwise; then a worker asks math-verify.
 
 Some cases are decided here because math-verify decides them differently:
 - Two terminating decimals are compared exactly, not after rounding to six places, and no value is
@@ -19,7 +18,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from trl_ablate.rewards.grading.latex import untext
-from trl_ablate.rewards.grading.reading import BASED_NUMERAL, Reading, brackets
+from trl_ablate.rewards.grading.reading import BASED_NUMERAL, Reading, split_list
 
 PLACES = 6
 """Decimals to which math-verify rounds."""
@@ -71,10 +70,9 @@ def _without_text(reading: Reading) -> str:
 
 
 def _compare_words(answer: Reading, gold: Reading) -> bool | None:
-    """Compare words. Only short words such as `abc` and `cab` outside of `\text` may be the same
-    product of letters, which is left to math-verify."""
-    ours, theirs = answer.letters, gold.words
-    assert ours is not None and theirs is not None
+    """Only short words such as `abc` and `cab` outside of `\text` may be the same product of
+    letters, which is left to math-verify."""
+    ours, theirs = answer.letters or "", gold.words or ""
     if ours == theirs:
         return True
     bare = "\\text" not in answer.tidied + gold.tidied
@@ -84,17 +82,14 @@ def _compare_words(answer: Reading, gold: Reading) -> bool | None:
 
 
 def _compare_numbers(answer: Fraction, gold: Fraction) -> bool | None:
-    """Compare plain numbers. Only a rounded value such as 0.333333 for 1/3 is left to
-    math-verify, which rounds to six places; a value that would become 0 is not."""
+    """Only a rounded value such as 0.333333 for 1/3 is left to math-verify, which rounds to six
+    places; a value that would become 0 is not."""
     if answer == gold:
         return True
-    rounded = _terminates(answer) != _terminates(gold) and round(gold, PLACES) != 0
+    # Whether each is a finite decimal: 2 and 5 alone divide its bottom.
+    finite = [pow(10, one.bit_length(), one) == 0 for one in (answer.denominator, gold.denominator)]
+    rounded = finite[0] != finite[1] and round(gold, PLACES) != 0
     return None if rounded and abs(answer - gold) < Fraction(1, 10**5) else False
-
-
-def _terminates(number: Fraction) -> bool:
-    """Whether the number can be written as a finite decimal: 2 and 5 alone divide its bottom."""
-    return pow(10, number.denominator.bit_length(), number.denominator) == 0
 
 
 def _compare_shapes(answer: Reading, gold: Reading) -> bool | None:
@@ -104,7 +99,7 @@ def _compare_shapes(answer: Reading, gold: Reading) -> bool | None:
     numerals = [BASED_NUMERAL.fullmatch(one.value) for one in (answer, gold)]
     if numerals[0] and numerals[1]:
         return numerals[0].groups() == numerals[1].groups()
-    around = [brackets(one.value) for one in (answer, gold)]
+    around = [split_list(one.value)[0] for one in (answer, gold)]
     if all(around) and around[0] != around[1]:
         return False
     units = [_ENDS_IN_UNIT.search(one.value) for one in (answer, gold)]
@@ -116,11 +111,10 @@ def _compare_shapes(answer: Reading, gold: Reading) -> bool | None:
         scaled = [[value * scale for value in theirs] for scale in scales]
         # A sum may cancel, so that its value is as inexact as its largest term.
         least = 1.0 if _SUM.search(answer.value) or _SUM.search(gold.value) else 0.0
-        return False if not any(_all_alike(ours, values, least) for values in scaled) else None
-    for known, other in ((ours, gold), (theirs, answer)):
-        if known is not None and _is_no_number(other, values=len(known)):
-            return False
-    return None
+        return None if any(_all_alike(ours, values, least) for values in scaled) else False
+    pairs = (ours, gold), (theirs, answer)
+    no_number = any(known and _is_no_number(other, len(known)) for known, other in pairs)
+    return False if no_number else None
 
 
 def _all_alike(ours: Sequence[complex], theirs: Sequence[complex], least: float) -> bool:

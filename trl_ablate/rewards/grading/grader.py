@@ -6,7 +6,6 @@ not get. Instead another process measures the time and kills the one that is too
 """
 
 import os
-import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal, get_args
@@ -33,18 +32,15 @@ class MathGrader:
     any reason. `grade` may be called from any thread; one batch is graded at a time.
 
     Args:
-        workers: number of processes at most. They start when answers need algebra; each uses about
-            60 MiB.
-        timeout: wall-clock seconds that one comparison may take. A slower worker is killed and
-            replaced.
-        on_timeout: the verdict on an item that timed out or crashed its workers: `"none"` leaves it
-            ungraded (None), `"zero"` makes it wrong (False).
-        memory_limit_mb: limit of a worker's address space.
+        workers: processes at most. They start when answers need algebra; each uses about 60 MiB.
+        timeout: seconds that one comparison may take; a slower worker is killed and replaced.
+        on_timeout: an item that timed out or crashed its workers is ungraded (`"none"`: None) or
+            wrong (`"zero"`: False).
+        memory_limit_mb: of a worker's address space.
         start_timeout: seconds that a worker may take to load math-verify.
 
     Attributes:
-        timeouts: number of items that timed out so far.
-        ungraded: number of items that the grader could not decide so far.
+        timeouts, ungraded: items so far that timed out, and that could not be decided.
     """
 
     def __init__(
@@ -56,25 +52,22 @@ class MathGrader:
         memory_limit_mb: int = 1024,
         start_timeout: float = 60.0,
     ) -> None:
-        if workers < 1:
-            raise ConfigurationError(f"workers={workers!r} is too small; give 1 or more.")
-        if not timeout > 0:
-            raise ConfigurationError(f"timeout={timeout!r} is too short; give seconds above 0.")
-        if on_timeout not in get_args(OnTimeout):
-            raise ConfigurationError(
-                f"on_timeout={on_timeout!r} is not known; choose one of "
-                f"{', '.join(get_args(OnTimeout))}."
-            )
+        known = get_args(OnTimeout)
+        for right, name, value, fix in (
+            (workers >= 1, "workers", workers, "give 1 or more"),
+            (timeout > 0, "timeout", timeout, "give seconds above 0"),
+            (on_timeout in known, "on_timeout", on_timeout, f"choose one of {', '.join(known)}"),
+        ):
+            if not right:
+                raise ConfigurationError(f"{name}={value!r} is not possible; {fix}.")
         self.timeout = timeout
-        self.timeouts = 0
-        self.ungraded = 0
+        self.timeouts = self.ungraded = 0
         self._without_verdict = None if on_timeout == "none" else False
         self._pool_settings = (workers, timeout, memory_limit_mb * 2**20, start_timeout)
+        self._pool = WorkerPool(*self._pool_settings)
         self._closed = False
         self._verdicts: dict[tuple[str, str], bool] = {}
         self._read = lru_cache(_CACHED)(read)
-        self._pool = WorkerPool(*self._pool_settings)
-        self._lock = threading.Lock()
 
     def __enter__(self) -> "MathGrader":
         return self
@@ -109,8 +102,8 @@ class MathGrader:
             for answer, gold in zip(answers, golds, strict=True)
         ]
         if self._pool.owner != os.getpid():  # forked: these workers, and a held lock, are others'
-            self._pool, self._lock = WorkerPool(*self._pool_settings), threading.Lock()
-        with self._lock:
+            self._pool = WorkerPool(*self._pool_settings)
+        with self._pool.lock:
             decided = {pair: self._decided(*pair) for pair in pairs}
             compare = [
                 (answer, gold)

@@ -65,22 +65,21 @@ _MATH_QUOTES = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 def last_boxed(text: str) -> str | None:
     r"""The content of the last `\boxed{}` (or `\fbox{}`) whose braces close; None without one.
 
-    The last box is the one that opens last; if boxes are nested, this is the inner one. A box cut
-    off by the end of the text does not count, nor do escaped braces (`\{`).
+    The last box is the one that opens last: of nested ones, the inner one. Escaped braces (`\{`)
+    do not count.
     """
-    last: tuple[int, int, int] | None = None
-    open_boxes: list[tuple[int, int] | None] = []
+    start = end = -1
+    opened: list[int] = []  # where the content of a box begins; -1 for other braces
     for match in _BRACE.finditer(text):
         token = match.group()
         if token == "}":
-            opened = open_boxes.pop() if open_boxes else None
-            if opened is not None and (last is None or opened[0] > last[0]):
-                last = (*opened, match.start())
+            if opened and (begins := opened.pop()) > start:
+                start, end = begins, match.start()
         elif token == "{":
-            open_boxes.append(None)
+            opened.append(-1)
         elif token.endswith("{") and len(token) > 2:
-            open_boxes.append((match.start(), match.end()))
-    return None if last is None else text[last[1] : last[2]]
+            opened.append(match.end())
+    return None if start < 0 else text[start:end]
 
 
 def nesting_depth(text: str) -> int | None:
@@ -89,18 +88,11 @@ def nesting_depth(text: str) -> int | None:
     Round and square brackets need not balance, as in half-open intervals.
     """
     braces = others = deepest = 0
-    for match in re.finditer(r"\\.|[{}()\[\]]", text, re.DOTALL):
-        token = match.group()
-        if token == "{":
-            braces += 1
-        elif token == "}":
-            braces -= 1
-            if braces < 0:
-                return None
-        elif token in "([":
-            others += 1
-        elif token in ")]":
-            others -= 1
+    for token in re.findall(r"\\.|[{}()\[\]]", text, re.DOTALL):
+        braces += (token == "{") - (token == "}")
+        others += (token in ("(", "[")) - (token in (")", "]"))
+        if braces < 0:
+            return None
         deepest = max(deepest, braces + abs(others))
     return deepest if braces == 0 else None
 

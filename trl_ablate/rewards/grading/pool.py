@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Pipe, wait
@@ -56,12 +56,6 @@ class Worker:
         self.item: int | None = None
         self.deadline = time.monotonic() + start_timeout
 
-    def ask(self, item: int, request: Sequence[Any], deadline: float) -> None:
-        """Send a request. If the worker has ended, the connection is at its end."""
-        self.item, self.deadline = item, deadline
-        with suppress(OSError):
-            self.connection.send(request)
-
     def end(self) -> None:
         """End the worker and wait until the system has reaped it."""
         self.process.terminate()
@@ -94,10 +88,11 @@ class WorkerPool:
     ) -> None:
         self.restarts = 0
         self.owner = os.getpid()
-        self._size, self._timeout, self._start_timeout = size, timeout, start_timeout
+        self.lock = threading.RLock()
+        self._size, self._start_timeout = size, start_timeout
+        self._allowed = _ATTEMPTS * timeout + _GRACE_SECONDS
         self._arguments = (str(timeout), str(memory_limit), json.dumps(own))
         self._failed_starts = 0
-        self._lock = threading.Lock()
         self._workers: list[Worker] = []
         # Runs at `close`, at interpreter exit or when the pool is collected, whichever is first.
         self.close = weakref.finalize(self, _end, self._workers, self.owner)
@@ -108,58 +103,59 @@ class WorkerPool:
 
     def run(self, requests: Sequence[Sequence[Any]]) -> list[Outcome]:
         """The outcome of each request, such as (answer, gold); returns when all are known."""
-        allowed = _ATTEMPTS * self._timeout + _GRACE_SECONDS
         outcomes = [Outcome() for _ in requests]
         queue = deque(range(len(requests)))
-        with self._lock:
+        with self.lock:
             try:
                 while left := len(queue) + sum(one.item is not None for one in self._workers):
                     while len(self._workers) < min(self._size, left):
                         self._workers.append(Worker(self._arguments, self._start_timeout))
                     for worker in self._workers:
                         if worker.ready and worker.item is None and queue:
-                            item = queue.popleft()
-                            worker.ask(item, requests[item], time.monotonic() + allowed)
-                    self._listen(outcomes, queue)
+                            worker.item = queue.popleft()
+                            worker.deadline = time.monotonic() + self._allowed
+                            with suppress(OSError):  # it has ended, as its connection will show
+                                worker.connection.send(requests[worker.item])
+                    for item, report in self._reports():
+                        outcome = outcomes[item]
+                        if report is not None:
+                            outcome.verdict, outcome.timed_out, forks = report
+                            self.restarts += forks
+                            continue
+                        outcome.attempts += 1
+                        if outcome.attempts < _ATTEMPTS:
+                            queue.appendleft(item)
             except BaseException:
                 _end(self._workers, self.owner)  # or the next batch would receive their reports
                 raise
         return outcomes
 
-    def _listen(self, outcomes: list[Outcome], queue: deque[int]) -> None:
-        """Receive reports, and replace workers that ended or missed their deadline."""
+    def _reports(self) -> Iterator[tuple[int, Any]]:
+        """What workers report of their items; None of one that ended or missed its deadline."""
         busy = [one for one in self._workers if one.item is not None or not one.ready]
-        first = min(worker.deadline for worker in busy)
-        patience = max(0.0, first - time.monotonic())
+        patience = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
         reported = wait([worker.connection for worker in busy], patience)
         for worker in busy:
+            report = None
             if worker.connection in reported:
-                self._take_in(worker, outcomes, queue)
-            elif worker.deadline <= time.monotonic():
-                self._replace(worker, outcomes, queue)
-
-    def _take_in(self, worker: Worker, outcomes: list[Outcome], queue: deque[int]) -> None:
-        try:
-            report = worker.connection.recv()
-        except (EOFError, OSError):
-            self._replace(worker, outcomes, queue)
-            return
-        if report == "ready":
-            worker.ready, self._failed_starts = True, 0
-        elif worker.item is not None:
+                with suppress(EOFError, OSError):
+                    report = worker.connection.recv()
+            elif worker.deadline > time.monotonic():
+                continue
+            if report is None:
+                self._remove(worker)
+            elif report == "ready":
+                worker.ready, self._failed_starts = True, 0
+                continue
             item, worker.item = worker.item, None
-            outcomes[item].verdict, outcomes[item].timed_out, forks = report
-            self.restarts += forks
+            if item is not None:
+                yield item, report
 
-    def _replace(self, worker: Worker, outcomes: list[Outcome], queue: deque[int]) -> None:
-        """End a worker, and retry its request; raise if the last few did not even get ready."""
+    def _remove(self, worker: Worker) -> None:
+        """End a worker; raise if the last few did not even get ready."""
         self._workers.remove(worker)
         worker.end()
         self.restarts += 1
-        if worker.item is not None:
-            outcomes[worker.item].attempts += 1
-            if outcomes[worker.item].attempts < _ATTEMPTS:
-                queue.appendleft(worker.item)
         self._failed_starts += not worker.ready
         if self._failed_starts >= _FAILED_STARTS:
             self._failed_starts = 0

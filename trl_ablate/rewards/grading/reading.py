@@ -10,6 +10,7 @@ no conversion: if the question asks for metres, 100 cm is not accepted for 1 m.
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 from trl_ablate.rewards.grading.closed_form import approximate
 from trl_ablate.rewards.grading.latex import nesting_depth, tidy, untext
@@ -74,25 +75,16 @@ _MAGNITUDE = re.compile(
 class Reading:
     """One answer, parsed without algebra."""
 
-    tidied: str
-    """The whole answer in normalised spelling (`tidy`)."""
-    name: str | None
-    """The `x` of an answer `x=…`."""
-    value: str
-    """The answer without the name and without a unit at its end."""
-    readable: bool
-    """Its braces balance, and nest at most `MAX_NESTING` deep."""
-    unit: str | None
-    """The canonical name of a known unit."""
-    number: Fraction | None
-    """The exact value of a plain number."""
-    approximations: tuple[complex, ...] | None
-    """The approximate value of a number or simple expression, or of each element of a list."""
+    tidied: str  # the whole answer in normalised spelling
+    name: str | None  # the `x` of an answer `x=…`
+    value: str  # the answer without the name and without a unit at its end
+    readable: bool  # its braces balance, and nest at most `MAX_NESTING` deep
+    unit: str | None  # the canonical name of a known unit
+    number: Fraction | None  # the exact value of a plain number
+    approximations: tuple[complex, ...] | None  # of a simple expression, or each of a list
     percent: bool
-    words: str | None
-    """The answer as words (see `as_words`) if it is clearly words."""
-    letters: str | None
-    """Also if it only may be words; used if the reference answer is words."""
+    words: str | None  # the answer as words (see `as_words`) if it is clearly words
+    letters: str | None  # also if it only may be words; used if the reference answer is words
 
 
 def read(text: str) -> Reading:
@@ -107,9 +99,8 @@ def read(text: str) -> Reading:
     if not words and value.startswith(r"\text{"):
         value = untext(value)
     amount = value.removesuffix(r"\%").rstrip()
-    depth = nesting_depth(amount)
+    depth, number = nesting_depth(amount), as_number(amount)
     readable = depth is not None and depth <= MAX_NESTING
-    number = as_number(amount)
     return Reading(
         tidied=tidied,
         name=named["name"] if named else None,
@@ -138,8 +129,7 @@ def spell_out_magnitudes(text: str) -> str:
 def split_unit(text: str) -> tuple[str, str | None]:
     r"""A tidied answer as (value, unit): `("5", "cm^2")` for `5\text{ square centimeters}`.
 
-    The unit is None if there is none or if it is not in the table; an unknown `\text{…}` is then
-    removed, and unknown bare words stay in the value. A text that is only a unit is a value.
+    Of units that are not in the table, `\text{…}` is removed, and bare words stay in the value.
     """
     in_text = _TEXT_UNIT.search(text)
     match = in_text or _BARE_UNIT.search(text)
@@ -168,23 +158,26 @@ def _approximations(number: Fraction | None, text: str) -> tuple[complex, ...] |
         return (complex(float(number)),) if abs(number) < 10**300 else None
     if (based := BASED_NUMERAL.fullmatch(text)) and based["digits"].isdecimal():
         return (complex(based["digits"]),) if len(based["digits"]) < 300 else None
-    values = [approximate(part) for part in split_list(text)]
+    values = [approximate(part) for part in split_list(text)[1]]
     known = tuple(value for value in values if value is not None)
     return known if len(known) == len(values) else None
 
 
-def split_list(text: str) -> list[str]:
-    """The elements of a list, with or without brackets; `[text]` if it is not a list."""
-    if brackets(text):
-        text = text.removeprefix("\\").removesuffix("\\}").removesuffix("]").removesuffix(")")[1:]
-    parts: list[str] = []
-    depth = start = 0
-    for position, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
-            parts.append(text[start:position])
-            start = position + 1
-    return [*parts, text[start:]]
+def split_list(text: str) -> tuple[str | None, list[str]]:
+    """The brackets around a whole list (`()`, `[)`, `{}` …; None without any) and its elements;
+    `(None, [text])` if it is no list."""
+    body = text.replace(r"\{", "\x01").replace(r"\}", "\x02")
+    commas: dict[int, list[int]] = {0: [], 1: []}  # by the depth of brackets
+    depth, whole = 0, body[:1] in ("(", "[", "\x01") and body[-1:] in (")", "]", "\x02")
+    for position, character in enumerate(body):
+        depth += (character in "([{\x01") - (character in ")]}\x02")
+        if character == "," and depth in commas:
+            commas[depth].append(position)
+        whole = whole and (depth != 0 or position == len(body) - 1)
+    around = body[0] + body[-1] if whole and commas[1] else None
+    ends = [0, *commas[1], len(body) - 1] if around else [-1, *commas[0], len(body)]
+    parts = [body[start + 1 : end] for start, end in pairwise(ends)]
+    return (around and around.translate({1: "{", 2: "}"})), parts
 
 
 def as_number(text: str) -> Fraction | None:
@@ -198,8 +191,8 @@ def as_number(text: str) -> Fraction | None:
         digits = re.sub("[, ]", "", match["whole"] or "") + decimals
         if not digits:
             return None
-        value = Fraction(int(digits), 10 ** len(decimals))
-        value *= Fraction(10) ** int(match["exponent"] or 0)
+        exponent = int(match["exponent"] or 0) - len(decimals)
+        value = int(digits) * Fraction(10) ** exponent
     elif match := _FRACTION.fullmatch(text):
         top = match["top"] or match["top1"] or match["top2"]
         bottom = int(match["bottom"] or match["bottom1"] or match["bottom2"])
@@ -234,18 +227,3 @@ def as_words(tidied: str) -> str | None:
     if len(letters) > 1 and all(len(part) == 1 for part in letters):
         plain = ",".join(sorted(letters))
     return re.sub(r"\s*,\s*", ",", plain) or None
-
-
-def brackets(text: str) -> str | None:
-    """The brackets around a whole list: `()`, `[)`, `{}` …; None if it is no list in brackets."""
-    body = text.replace(r"\{", "\x01").replace(r"\}", "\x02")
-    if len(body) < 2 or body[0] not in "([\x01" or body[-1] not in ")]\x02":
-        return None
-    depth = 0
-    listed = False
-    for position, character in enumerate(body):
-        depth += (character in "([{\x01") - (character in ")]}\x02")
-        if depth == 0 and position < len(body) - 1:
-            return None
-        listed = listed or (character == "," and depth == 1)
-    return (body[0] + body[-1]).translate({1: "{", 2: "}"}) if listed else None

@@ -1,17 +1,16 @@
 """The program of a worker process, which compares answers or calls a user's reward function.
 
-`pool.Worker` starts it as a plain script, so that it imports neither this package nor torch to
-compare answers. It loads what the work needs once (almost a second), then forks: the fork works;
-the original process, the watcher, passes requests to it, measures their time, and forks again when
-the fork has ended. So a request that hangs costs its deadline and a few milliseconds, not another
-start. This fork is safe, unlike one of the training process: there is one thread and no GPU.
+It is a plain script, so that it imports neither this package nor torch to compare answers. It loads
+what the work needs once (almost a second), then forks: the fork works; the original process, the
+watcher, passes requests to it, measures their time, and forks again when the fork has ended. So a
+request that hangs costs its deadline and a few milliseconds, not another start. This fork is safe,
+unlike one of the training process: there is one thread and no GPU.
 
 The pool sends a request, the arguments of a call, and gets `(result, whether it timed out, how many
 forks were replaced)`; the result is None if there is none. The first message is `"ready"`.
 
-Both processes end with their parent, even if SIGKILL ends it. The watcher notices that the
-connection was closed, and checks every second that its parent is still the same. The fork notices
-that the watcher is gone at its next read; on Linux the kernel kills it at once.
+Both processes end with their parent, even if SIGKILL ends it. The watcher checks every second that
+its parent is still the same; on Linux the kernel kills the fork once the watcher is gone.
 """
 
 import ctypes
@@ -30,12 +29,10 @@ from functools import lru_cache
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, NoReturn
 
-ATTEMPTS = 3
-"""A request whose fork died is retried at most twice."""
+ATTEMPTS = 3  # of a request whose fork died
 COMPARISONS_PER_CACHE_CLEARING = 500
 LONGEST_TEXT = 600
-OUT_OF_MEMORY = 3
-"""The exit code of a fork that ran out of memory."""
+OUT_OF_MEMORY = 3  # the exit code of a fork
 PR_SET_PDEATHSIG = 1
 
 WARM_UP = (
@@ -55,7 +52,7 @@ Work = Callable[..., Any]
 
 
 def comparing() -> Work:
-    """Whether math-verify finds an answer and a reference equal, with a cache of references."""
+    """Whether math-verify finds an answer and a reference equal."""
     from math_verify import LatexExtractionConfig, parse, verify
     from sympy.core.cache import clear_cache
 
@@ -121,16 +118,6 @@ def rewarding(spec: dict[str, Any]) -> Work:
     return reward
 
 
-def _serve(work: Work, connection: Connection) -> NoReturn:
-    while True:
-        try:
-            connection.send(work(*connection.recv()))
-        except EOFError:
-            os._exit(0)
-        except MemoryError:
-            os._exit(OUT_OF_MEMORY)
-
-
 class Watcher:
     """The original process: keeps one fork running while the parent lives."""
 
@@ -163,7 +150,13 @@ class Watcher:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             with suppress(ValueError, OSError):  # without a limit (macOS), the deadline protects
                 resource.setrlimit(resource.RLIMIT_AS, (self._memory_limit, self._memory_limit))
-            _serve(self._work, theirs)
+            try:
+                while True:
+                    theirs.send(self._work(*theirs.recv()))
+            except MemoryError:
+                os._exit(OUT_OF_MEMORY)
+            except EOFError:
+                os._exit(0)
         theirs.close()
 
     def _end_fork(self) -> int:

@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 PER_ROW = ("prompts", "completions", "completion_ids")
 LOGS = ("log_metric", "log_extra")
+FROM_TRAINER = ("trainer_state", "environments", *LOGS)
 END = os._exit
 _calls = 0
 """How many are in progress: of two async functions, the first to begin may be the first to end."""
-FROM_TRAINER = ("trainer_state", "environments", *LOGS)
 
 Reward = float | None
 
@@ -45,9 +45,7 @@ def raised(name: str, error: BaseException, file: str | None = None) -> RewardEr
     )
 
 
-def log_counts(
-    log_metric: Callable[[str, float], None] | None, counts: Mapping[str, int], of: str = ""
-) -> None:
+def log_counts(log_metric: Callable | None, counts: Mapping[str, int], of: str = "") -> None:
     """Log counts so that TRL's mean over the processes is their sum."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     for name, count in counts.items():
@@ -57,18 +55,12 @@ def log_counts(
 
 @dataclass
 class Calls:
-    """How a function is called, and what it returned. `function` may be async.
+    """How a function, plain or async, is called, and what it returned."""
 
-    Attributes:
-        name: of the reward, in metrics and messages.
-        kwargs: arguments from the recipe, added to every call.
-        file: of the function, to find the line that raised.
-    """
-
-    name: str
+    name: str  # of the reward, in metrics and messages
     function: Callable[..., Any]
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    file: str | None = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)  # of the recipe, added to every call
+    file: str | None = None  # to find the line that raised
     warned: bool = False
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,20 +106,20 @@ class Calls:
             )
         counts = {"ungraded": rewards.count(None), "errors": len(errors) or int(bool(call)), **more}
         log_counts(given.get("log_metric"), counts, f"{self.name}/")
-        if errors and not self.warned:
+        counted = f"grader/{self.name}/errors"
+        if errors:
+            call = (
+                f"{len(errors)} of {len(rewards)} rows, which are ungraded and counted in "
+                f"{counted}; the first: {errors[min(errors)]}"
+            )
+        elif call is not None:
+            call = (
+                f"a call, but on none of its {len(rewards)} rows alone, so that the rewards are "
+                f"wrong if it compares rows; {counted} counts the call: {call}"
+            )
+        if call is not None and not self.warned:
             self.warned = True
-            logger.warning(
-                "reward function '%s' failed on %d of %d rows, which are ungraded and counted in "
-                "grader/%s/errors; the first: %s",
-                self.name, len(errors), len(rewards), self.name, errors[min(errors)],
-            )  # fmt: skip
-        elif call is not None and not self.warned:
-            self.warned = True
-            logger.warning(
-                "reward function '%s' failed on a call, but on none of its %d rows alone, so that "
-                "the rewards are wrong if it compares rows; grader/%s/errors counts the call: %s",
-                self.name, len(rewards), self.name, call,
-            )  # fmt: skip
+            logger.warning("reward function '%s' failed on %s", self.name, call)
         return rewards
 
 
@@ -160,26 +152,22 @@ async def _rewards(calls: Calls, given: Mapping[str, Any], is_async: bool) -> li
         return await output if is_async else output
 
     completions = given["completions"]
-    whole: Any = None
-    rows: list[Any] = []
+    outputs: list[tuple[Any, Sequence[Any]]] = []
     errors: dict[int, str] = {}
     failed: str | None = None
     with in_this_process(calls.name, calls.file):
         try:
-            whole = await output_of(given)
+            outputs.append((await output_of(given), completions))
         except Exception as error:
             failed = calls.failure(error, completions)
             for index, row in enumerate(_each_row(given)):
                 try:
-                    rows.append(await output_of(row))
+                    output = await output_of(row)
                 except Exception as of_row:
-                    rows.append([None])
+                    output = [None]
                     errors[index] = calls.failure(of_row, completions[index])
-    if rows:
-        pairs = zip(rows, completions, strict=True)
-        rewards = [checked(calls.name, row, [text])[0] for row, text in pairs]
-    else:
-        rewards = checked(calls.name, whole, completions)
+                outputs.append((output, [completions[index]]))
+    rewards = [one for output, texts in outputs for one in checked(calls.name, output, texts)]
     return calls.settled(rewards, errors, given, failed)
 
 
@@ -242,12 +230,12 @@ def in_this_process(name: str, file: str | None) -> Iterator[None]:
     """Raise a `RewardError` if the function `name` exits. A process that it has forked ends when it
     comes back from the function: it would train in the same folder."""
     global _calls
-    own, end = os.getpid(), END
+    own = os.getpid()
 
     def leave(code: int = 0) -> None:
         if os.getpid() == own:
             raise SystemExit(code)
-        end(code)
+        END(code)
 
     if _calls == 0:
         os._exit = leave  # pyright: ignore[reportAttributeAccessIssue]
@@ -256,11 +244,11 @@ def in_this_process(name: str, file: str | None) -> Iterator[None]:
         yield
     except SystemExit as error:
         if os.getpid() != own:
-            end(error.code if isinstance(error.code, int) else int(error.code is not None))
+            END(error.code if isinstance(error.code, int) else int(error.code is not None))
         raise raised(name, error, file) from error
     finally:
         if os.getpid() != own:
-            end(1)
+            END(1)
         _calls -= 1
         if _calls == 0:
-            os._exit = end
+            os._exit = END

@@ -5,6 +5,7 @@ import inspect
 import pickle
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -24,8 +25,7 @@ from trl_ablate.rewards.grading.pool import WorkerPool
 from trl_ablate.rewards.gym import with_entries
 from trl_ablate.rewards.own.calling import Calls, Reward, columns_by_row, guarded
 
-START_SECONDS = 120.0
-NO_MEMORY_LIMIT = -1
+START_SECONDS, NO_MEMORY_LIMIT = 120.0, -1
 GYM_SECONDS, GYM_MEMORY = 5.0, 4 * 2**30
 """For one answer, whose scorer is not the user's own; a `reward_timeout` replaces the seconds."""
 
@@ -36,8 +36,7 @@ class Rewards:
 
     functions: list[Any]
     weights: list[float]
-    needs: Mapping[str, list[str]] = field(default_factory=dict)
-    """Reward's name -> the columns that it cannot be called without."""
+    needs: Mapping[str, list[str]] = field(default_factory=dict)  # name -> columns
 
     def check_columns(self, columns: Sequence[str], what: str) -> None:
         """Refuse data without a column that a reward needs."""
@@ -53,21 +52,14 @@ class Rewards:
 
 @dataclass(frozen=True)
 class Tools:
-    """What rewards are made with.
-
-    Args:
-        form: the template whose format `answer` and `format` read; None if the recipe names none.
-        load_model: loads a reward model by its Hub id or folder.
-        timeout: seconds that one row may take, which then runs in `workers` processes; None: no
-            limit, in this process (but the scorers of reasoning-gym).
-    """
+    """What rewards are made with."""
 
     grader: MathGrader
-    form: str | None
-    load_model: Callable[[str], Any]
+    form: str | None  # the template whose format `answer` and `format` read
+    load_model: Callable[[str], Any]  # by its Hub id or folder
     eos_token_ids: Collection[int] = ()
     special_token_ids: Collection[int] = ()
-    timeout: float | None = None
+    timeout: float | None = None  # seconds for a row, in `workers` processes; None: in this one
     workers: int = 2
 
 
@@ -90,23 +82,16 @@ def build_rewards(
     """A template's reward functions and their weights, for `GRPOTrainer` and `GRPOConfig`.
 
     Each function returns 0 or 1 (`eos_penalty`: 0 or -1), which TRL multiplies by its weight, or
-    None for an ungraded completion. The functions share one grading of the batch, and the first
-    function logs it: the metrics `format_reward` and `answer_reward` (means over the graded
-    completions), `grader/timeouts`, `grader/restarts` and `grader/ungraded` (counts of this batch),
-    and the columns `format_reward` and `answer_reward`.
+    None for an ungraded completion. The first logs `format_reward` and `answer_reward` (metrics:
+    means over the graded completions; columns), and the counts `grader/timeouts`,
+    `grader/restarts` and `grader/ungraded` of the batch.
     """
     if eos_penalty < 0 or (eos_penalty and not eos_token_ids):
         raise ConfigurationError(
             f"eos_penalty={eos_penalty!r} is subtracted from the reward and needs eos_token_ids; "
             "give 0 or more, and the tokenizer's end-of-sequence token ids."
         )
-    tools = Tools(
-        grader,
-        template,
-        load_model=lambda name: None,  # a template names none
-        eos_token_ids=eos_token_ids,
-        special_token_ids=special_token_ids,
-    )
+    tools = Tools(grader, template, str, eos_token_ids, special_token_ids)  # without models
     made = chosen_rewards(template_specs(template, eos_penalty), tools)
     return made.functions, made.weights
 
@@ -149,10 +134,9 @@ def _own(
     """A reward of this package: 0 or 1, the penalty 0 or -1. Those of one format share the grading
     of a batch, which the first of them logs."""
     form, path, name = None, spec.path, spec.name or spec.path
-    if graders:
+    if graders:  # a task refuses `answer` and `format` without a form
         named = path if path in graders else graders[0]
         form = named if named in TEMPLATES else tools.form
-        assert form is not None  # a task refuses `answer` and `format` without a form
     batch = batches.setdefault(form, GradedRewards(form, tools.grader))
     if path == "eos_penalty":
         eos, special = frozenset(tools.eos_token_ids), frozenset(tools.special_token_ids)
@@ -194,15 +178,11 @@ def calls_of(spec: RewardSpec) -> Calls:
     if trl_name in TRL_REWARDS:
         function = _of_messages(function)
     # As TRL names it: an object without a name by its class.
-    name = spec.name or getattr(code, "__name__", type(code).__name__)
-    return Calls(name, function, kwargs, None if spec.place is None else _file_of(code))
-
-
-def _file_of(code: Any) -> str | None:
-    try:
-        return inspect.getsourcefile(code if inspect.isroutine(code) else type(code))
-    except TypeError:  # of a built-in function
-        return None
+    name, file = spec.name or getattr(code, "__name__", type(code).__name__), None
+    if spec.place is not None:
+        with suppress(TypeError):  # a built-in function has none
+            file = inspect.getsourcefile(code if inspect.isroutine(code) else type(code))
+    return Calls(name, function, kwargs, file)
 
 
 def _of_messages(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -221,12 +201,7 @@ def _of_messages(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def timed(calls: Calls, spec: RewardSpec, tools: Tools) -> Callable[..., list[Reward]]:
     """The function for TRL's `reward_funcs`, which calls the user's in worker processes that are
-    killed when a row takes too long: `reward_timeout` in a recipe.
-
-    The function is imported in every worker and called for one row at a time, so it has to grade a
-    row without the others. What it logs is dropped, and it gets no `trainer_state` and no
-    `environments`.
-    """
+    killed when a row takes too long: row by row, without `trainer_state` and `environments`."""
     missing = [name for name in calls.required() if name in ("trainer_state", "environments")]
     if missing:
         raise ConfigurationError(

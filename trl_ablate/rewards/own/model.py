@@ -28,19 +28,19 @@ class ModelReward:
         self, prompts: Sequence[Any], completions: Sequence[Any], **given: Any
     ) -> list[float]:
         texts = [self._text(*pair) for pair in zip(prompts, completions, strict=True)]
-        parts = [texts[start : start + AT_ONCE] for start in range(0, len(texts), AT_ONCE)]
-        return [reward for part in parts for reward in self._rewards(part)]
+        rewards: list[float] = []
+        for start in range(0, len(texts), AT_ONCE):
+            inputs = self._tokenizer(
+                text=texts[start : start + AT_ONCE], return_tensors="pt", padding=True,
+                padding_side="right", add_special_tokens=False,
+            )  # fmt: skip
+            with torch.inference_mode():
+                logits = self.model(**inputs.to(self.model.device)).logits
+            rewards += logits[:, 0].float().tolist()
+        return rewards
 
     def _text(self, prompt: Any, completion: Any) -> str:
         if not is_conversational({"prompt": prompt}):
             return prompt + completion
         messages = {"messages": prompt + completion}
         return apply_chat_template(messages, self._tokenizer, **self._kwargs)["text"]
-
-    def _rewards(self, texts: list[str]) -> list[float]:
-        inputs = self._tokenizer(
-            text=texts, return_tensors="pt", padding=True, padding_side="right",
-            add_special_tokens=False,
-        )  # fmt: skip
-        with torch.inference_mode():
-            return self.model(**inputs.to(self.model.device)).logits[:, 0].float().tolist()
