@@ -9,7 +9,6 @@ import os
 import statistics
 import sys
 import time
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -36,20 +35,7 @@ WORDS = [
 ]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Sample:
-    """What a training takes when it has logged so many rows."""
-
-    rows: int
-    memory: float
-    """Resident MB of the trainer."""
-    workers: float
-    """Resident MB of all that it started."""
-    files: int
-    processes: int
-    cpu: float
-    """Seconds of the trainer's threads so far."""
-    checkpoints: int
+Sample = dict[str, float]
 
 
 FLAT = {
@@ -85,19 +71,20 @@ def watched(folder: Path, steps: int) -> list[Sample]:
 
 
 def sample(pid: int, run: Path, rows: int) -> Sample | None:
-    """None where the training has ended."""
+    """What a training takes when it has logged so many rows: resident MB of itself and of all that
+    it started, and seconds of its threads so far; None where it has ended."""
     try:
         trainer = psutil.Process(pid)
         workers = trainer.children(recursive=True)
-        return Sample(
-            rows=rows,
-            memory=trainer.memory_info().rss / 1e6,
-            workers=sum(worker.memory_info().rss for worker in workers) / 1e6,
-            files=trainer.num_fds(),
-            processes=len(workers),
-            cpu=cpu_of(pid),
-            checkpoints=len(list(run.glob("checkpoint-[0-9]*"))),
-        )
+        return {
+            "rows": rows,
+            "memory": trainer.memory_info().rss / 1e6,
+            "workers": sum(worker.memory_info().rss for worker in workers) / 1e6,
+            "files": trainer.num_fds(),
+            "processes": len(workers),
+            "cpu": cpu_of(pid),
+            "checkpoints": len(list(run.glob("checkpoint-[0-9]*"))),
+        }
     except (FileNotFoundError, psutil.NoSuchProcess, psutil.AccessDenied):
         return None
 
@@ -110,18 +97,18 @@ def cpu_of(pid: int) -> float:
 
 def quarters(samples: list[Sample]) -> tuple[list[Sample], list[Sample]]:
     """Those of the second quarter of the rows, and those of the last."""
-    last = samples[-1].rows
-    second = [each for each in samples if 0.25 * last <= each.rows < 0.5 * last]
-    return second, [each for each in samples if 0.75 * last <= each.rows]
+    last = samples[-1]["rows"]
+    second = [each for each in samples if 0.25 * last <= each["rows"] < 0.5 * last]
+    return second, [each for each in samples if 0.75 * last <= each["rows"]]
 
 
 def usual(quarter: list[Sample], measure: str) -> float:
     """The median of a measure; of the CPU time of a row the lowest tenth, as what else the machine
     does, on the other half of a core, only makes it higher, and for many rows in turn."""
     if measure == "cpu of a row":
-        seen = [b.cpu - a.cpu for a, b in pairwise(quarter) if b.rows == a.rows + 1]
-        return statistics.quantiles(seen, n=10)[0]
-    return statistics.median(getattr(each, measure) for each in quarter)
+        near = [(a, b) for a, b in pairwise(quarter) if b["rows"] == a["rows"] + 1]
+        return statistics.quantiles([b["cpu"] - a["cpu"] for a, b in near], n=10)[0]
+    return statistics.median(each[measure] for each in quarter)
 
 
 @pytest.fixture(scope="module")
@@ -140,5 +127,6 @@ def test_the_last_quarter_takes_what_the_second_took(samples, measure, record_pr
 
 
 def test_checkpoints_beyond_the_limit_go(samples):
-    assert max(each.checkpoints for each in samples) <= KEPT + 1  # the new one, before one goes
-    assert samples[-1].rows >= STEPS
+    most = max(each["checkpoints"] for each in samples)
+    assert most <= KEPT + 1  # the new one, before one goes
+    assert samples[-1]["rows"] >= STEPS

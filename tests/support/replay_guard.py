@@ -10,7 +10,7 @@ of tuning, of which the evaluations alone are kept, are left out.
 
 import statistics
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 from trl_ablate.guard.arguments import GuardArguments
@@ -20,49 +20,44 @@ from trl_ablate.study.kept_runs import kept
 from trl_ablate.study.two_part import clopper_pearson
 
 ANSWERS = "eval_answer_reward"
+HEADER = "| rule | failed runs in which it fired | after | false alarms |"
 
 
 def main(files: list[str]) -> None:
-    fired: dict[str, dict[bool, list[float]]] = defaultdict(lambda: {True: [], False: []})
-    read: dict[str, dict[bool, int]] = defaultdict(lambda: {True: 0, False: 0})
+    fired: dict[tuple[str, bool], list[float]] = defaultdict(list)
+    read: Counter[tuple[str, bool]] = Counter()
     seen: set[str] = set()
     for file in files:
-        runs = {name: run.rows for name, run in kept(Path(file)).items() if name not in seen}
         runs = {
-            name: rows for name, rows in runs.items() if not all(EVAL_REWARD in r for r in rows)
+            name: sorted(run.rows, key=lambda row: row["step"])
+            for name, run in kept(Path(file)).items()
+            if name not in seen and not all(EVAL_REWARD in row for row in run.rows)
         }
         seen |= {*runs}
         known = any(ANSWERS in row for rows in runs.values() for row in rows)
-        answers = ANSWERS if known else EVAL_REWARD
-        ends = {
-            name: [row[answers] for row in rows if answers in row] for name, rows in runs.items()
-        }
-        ends = {name: values for name, values in ends.items() if len(values) > 1}
-        if not ends:
+        metric = ANSWERS if known else EVAL_REWARD
+        curves = {name: [r[metric] for r in rows if metric in r] for name, rows in runs.items()}
+        curves = {name: values for name, values in curves.items() if len(values) > 1}
+        if not curves:
             continue
-        base = statistics.median(values[0] for values in ends.values())
-        limit = (base + statistics.median(values[-1] for values in ends.values())) / 2
-        for name, values in ends.items():
-            rows = sorted(runs[name], key=lambda row: row["step"])
-            succeeded, last = values[-1] >= limit, rows[-1]["step"]
+        ends = [statistics.median(values[end] for values in curves.values()) for end in (0, -1)]
+        for name, values in curves.items():
+            rows, succeeded = runs[name], values[-1] >= statistics.fmean(ends)
             found = replay(rows, GuardArguments())
-            for rule in {*READ_BY} - {*found.unread} - {*found.short}:
-                read[rule][succeeded] += 1
+            read.update((rule, succeeded) for rule in {*READ_BY} - {*found.unread, *found.short})
             for rule in {alert.rule for alert in found.alerts}:
                 first = min(alert.step for alert in found.alerts if alert.rule == rule)
-                fired[rule][succeeded].append(first / last)
-    sys.stdout.write(f"{len(seen)} runs\n\n")
-    sys.stdout.write(
-        "| rule | failed runs in which it fired | after | false alarms |\n|---|---|---|---|\n"
-    )
+                fired[rule, succeeded].append(first / rows[-1]["step"])
+    lines = [f"{len(seen)} runs", "", HEADER, "|---|---|---|---|"]
     for rule in READ_BY:
-        early, false = fired[rule][False], fired[rule][True]
+        early, false, n = fired[rule, False], fired[rule, True], read[rule, True]
         after = f"{statistics.median(early):.0%}" if early else "–"
-        high = clopper_pearson(len(false), n)[1] if (n := read[rule][True]) else 1.0
-        sys.stdout.write(
-            f"| `{rule}` | {len(early)} of {read[rule][False]} | {after} | {len(false)} of {n} "
-            f"(at most {high:.0%}) |\n"
+        high = clopper_pearson(len(false), n)[1] if n else 1.0
+        lines.append(
+            f"| `{rule}` | {len(early)} of {read[rule, False]} | {after} | {len(false)} of {n} "
+            f"(at most {high:.0%}) |"
         )
+    sys.stdout.write("\n".join([*lines, ""]))
 
 
 if __name__ == "__main__":

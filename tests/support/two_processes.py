@@ -101,7 +101,7 @@ def measure(model: str, settings: dict, folder: str) -> dict:
                 per_device_train_batch_size=8 // processes,
                 optimizer_batch_size=ROWS,
             )
-            | settings,
+            | settings
         ),
         train_dataset=Dataset.from_dict({"prompt": prompts}),
         eval_dataset=Dataset.from_dict({"prompt": prompts[:7]}),  # does not divide by two

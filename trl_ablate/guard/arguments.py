@@ -42,10 +42,7 @@ class GuardArguments:
         100, "Logged GRPO steps before the recent ones that define the usual level."
     )
     guard_learned: float = setting(
-        0.33,
-        "Share of the best reward above which a step counts as usual.",
-        least=0,
-        most=1,
+        0.33, "Share of the best reward above which a step counts as usual.", least=0, most=1
     )
     guard_patience: int = setting(
         3,
@@ -63,9 +60,7 @@ class GuardArguments:
         1.75, "Highest allowed ratio of the spread of lengths in a group to its lowest value."
     )
     guard_length_spread_least: float = setting(
-        0.01,
-        "Smallest value used as the lowest spread, as a share of the mean length.",
-        least=0,
+        0.01, "Smallest value used as the lowest spread, as a share of the mean length.", least=0
     )
     guard_length_factor: float = setting(
         2.0, "How many times shorter or longer than at first responses may become."

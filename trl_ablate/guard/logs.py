@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError, shortened
-from trl_ablate.guard.recent_steps import finite
+from trl_ablate.guard.rules import finite
 from trl_ablate.guard.tables import STEP_COLUMNS, Columns, Owner, owned
 from trl_ablate.metrics import translated
 from trl_ablate.run.checkpoints import step_of
@@ -72,11 +72,10 @@ def read_logs(path: str | os.PathLike, columns: Columns | None = None) -> list[L
         found = _of_file(there, columns)
     else:
         found = _of_database(_project_named(there))
-    logs = [
-        Log(_of_run(owner, there), rows)
-        for owner, given in found.items()
-        if (rows := _joined(given, columns))
-    ]
+    home = home_of(there.resolve()).name  # for one that is named after a folder in it
+    named = [(one._replace(name=home) if INNER.fullmatch(one.name) else one) for one in found]
+    joined = [_joined(rows, columns) for rows in found.values()]
+    logs = [Log(owner, rows) for owner, rows in zip(named, joined, strict=True) if rows]
     if not logs:
         raise ConfigurationError(
             f"{path} has no logged steps; give a log of training: {KINDS}, or a folder with one"
@@ -84,11 +83,10 @@ def read_logs(path: str | os.PathLike, columns: Columns | None = None) -> list[L
     return logs
 
 
-def _of_run(owner: Owner, log: Path) -> Owner:
-    """The owner; one that is named after a folder in that of the run gets the name of the run's."""
-    folder = log.resolve() if log.is_dir() else log.resolve().parent
-    home = folder.parent if INNER.fullmatch(folder.name) else folder
-    return owner._replace(name=home.name) if INNER.fullmatch(owner.name) else owner
+def home_of(log: Path) -> Path:
+    """The folder of the run that a log, or a folder with one, belongs to."""
+    folder = log if log.is_dir() else log.parent
+    return folder.parent if INNER.fullmatch(folder.name) else folder
 
 
 Rows = dict[Owner, list[dict[str, Any]]]
@@ -108,18 +106,19 @@ def _of_folder(folder: Path, columns: Columns | None) -> Rows:
 
 
 def _directly_in(folder: Path, columns: Columns | None) -> Rows:
-    checkpoints = sorted(RunDirectory(folder).checkpoints(), key=step_of, reverse=True)
     if (folder / "metrics.jsonl").is_file():
         return _of_file(folder / "metrics.jsonl", columns)
-    states = (place / "trainer_state.json" for place in (folder, *checkpoints))
-    state = next(filter(Path.is_file, states), None)
-    logs = [_of_file(file, columns) for file in (folder / "guard" / "metrics.jsonl", state)
-            if file and file.is_file()]  # fmt: skip
+    checkpoints = sorted(RunDirectory(folder).checkpoints(), key=step_of, reverse=True)
+    states = [place / "trainer_state.json" for place in (folder, *checkpoints)]
+    logs = [
+        _of_file(file, columns)
+        for files in ([folder / "guard" / "metrics.jsonl"], states)
+        for file in [*filter(Path.is_file, files)][:1]
+    ]
     if logs:
         return max(logs, key=_last_step)
     for pattern in ("*.db", "*.[ct]sv"):
-        files = sorted(folder.glob(pattern))
-        if files:
+        if files := sorted(folder.glob(pattern)):
             return _together({file: _of_file(file, columns) for file in files})
     return {}
 
@@ -130,19 +129,20 @@ def _last_step(found: Rows) -> int:
 
 def _together(files: Mapping[Path, Rows]) -> Rows:
     """The rows by run; each metric of a run may have a file of its own."""
-    found = [(file, owner, row) for file in files for owner, rows in files[file].items()
-             for row in rows]  # fmt: skip
+    merged: Rows = {}
     first: dict[tuple[Owner, int, str], tuple[Path, float]] = {}
-    for file, owner, row in found if len(files) > 1 else ():
-        for metric, value in row.items():
-            other, before = first.setdefault((owner, row["step"], metric), (file, value))
-            if other is not file and before != value:
-                raise ConfigurationError(
-                    f"{other} and {file.name} have different {metric} of '{owner.name}' at step "
-                    f"{row['step']}; if they are two runs, give the files one by one, or else join "
-                    "them in one file"
-                )
-    return _merged((owner, row) for _, owner, row in found)
+    for file, owner, rows in ((one, *found) for one in files for found in files[one].items()):
+        merged.setdefault(owner, []).extend(rows)
+        for row in rows if len(files) > 1 else ():
+            for metric, value in row.items():
+                other, before = first.setdefault((owner, row["step"], metric), (file, value))
+                if other is not file and before != value:
+                    raise ConfigurationError(
+                        f"{other} and {file.name} have different {metric} of '{owner.name}' at "
+                        f"step {row['step']}; if they are two runs, give the files one by one, or "
+                        "else join them in one file"
+                    )
+    return merged
 
 
 def _merged(parts: Iterable[tuple[Owner, dict[str, Any]]]) -> Rows:
@@ -182,8 +182,9 @@ def _of_objects(file: Path) -> tuple[list[str], list[dict[str, Any]]]:
         raise ConfigurationError(f"{file} is a list of other things than objects; give {KINDS}")
     record = file.parent / "run.json"
     if file.name == "metrics.jsonl" and record.is_file():  # of this package's runs
-        known = {key: one for key, one in read_object(record).items() if key in ("arm", "seed")}
-        table = [row | {key: one for key, one in known.items() if one is not None} for row in table]
+        read = read_object(record)
+        own = {key: read[key] for key in ("arm", "seed") if read.get(key) is not None}
+        table = [row | own for row in table]
     return [*dict.fromkeys(name for row in table for name in row)], table
 
 
@@ -267,11 +268,8 @@ def _joined(rows: list[dict[str, Any]], columns: Columns | None) -> list[dict[st
     steps = [row for row in rows if finite(row, totals) is None or finite(row, reward) is not None]
     by_step: dict[int, dict[str, Any]] = {}
     for row in steps or ([] if columns is None else rows):
-        if len(row) > 1:
-            known = by_step.setdefault(row["step"], {})
-            known |= {
-                name: value
-                for name, value in row.items()
-                if finite(row, name) is not None or finite(known, name) is None
-            }
+        known = by_step.setdefault(row["step"], {}) if len(row) > 1 else {}
+        for name, value in row.items():
+            if finite(row, name) is not None or finite(known, name) is None:
+                known[name] = value
     return [by_step[step] for step in sorted(by_step)]

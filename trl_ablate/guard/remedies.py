@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trl_ablate.errors import ConfigurationError, shortened
-from trl_ablate.guard.logs import INNER
+from trl_ablate.guard.logs import home_of
 from trl_ablate.guard.replaying import Replay
 from trl_ablate.guard.rules import Alert
 from trl_ablate.run.json_files import read_jsonl
@@ -56,14 +56,12 @@ Shown = tuple[str, str]
 
 
 def remedy(alert: Alert) -> str:
-    """What to try after an alert, in one sentence."""
     if alert.rule == "length":
         return REMEDIES["shorter" if is_short(alert) else "longer"]
     return REMEDIES[alert.rule]
 
 
 def is_short(alert: Alert) -> bool:
-    """Whether a length that a rule compared is below its reference."""
     return (alert.value or 0.0) < (alert.reference or 0.0)
 
 
@@ -137,12 +135,6 @@ def evidence(alert: Alert, path: Path) -> Iterator[str]:
         yield f"step {step}, {label}: '{for_picture(text, LETTERS)}'"
 
 
-def home_of(path: Path) -> Path:
-    """The folder of the run that a log belongs to."""
-    folder = path if path.is_dir() else path.parent
-    return folder.parent if INNER.fullmatch(folder.name) else folder
-
-
 def saved(folder: Path) -> dict[int, Path]:
     """Step -> the file with its completions."""
     files = [*folder.glob("completions/*.parquet"), *folder.glob("rollouts/*.jsonl")]
@@ -150,7 +142,6 @@ def saved(folder: Path) -> dict[int, Path]:
 
 
 def read(file: Path) -> list[Sample]:
-    """The completions of a file."""
     if file.suffix == ".jsonl":
         return [_sample(row, row.get("response")) for row in read_jsonl(file)]
     import pyarrow
@@ -170,8 +161,8 @@ def _sample(row: Mapping[str, Any], completion: Any) -> Sample:
     parts = completion if isinstance(completion, list) else [completion]
     texts = [part.get("content") if isinstance(part, dict) else part for part in parts]
     aside = ("step", "ground_truth", "reward", "advantage")
-    scores = {name: float(value) for name, value in row.items()
-              if name not in aside and isinstance(value, int | float)}  # fmt: skip
+    numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
+    scores = {name: float(value) for name, value in numbers.items() if name not in aside}
     return Sample("\n".join(str(text) for text in texts if text is not None), scores)
 
 

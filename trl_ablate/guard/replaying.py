@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trl_ablate.guard.arguments import GuardArguments
-from trl_ablate.guard.rules import EARLY, NONFINITE, Alert, Guard, Row
+from trl_ablate.guard.rules import EARLY, LIKE_AT_FIRST, NONFINITE, Alert, Guard, Row, patience_of
 from trl_ablate.metrics import GRAD_NORM, READ_BY
 
 LOSING = (NONFINITE, "reward", "shortcut", "special_tokens", "no_variance")
@@ -14,8 +14,6 @@ LOSING = (NONFINITE, "reward", "shortcut", "special_tokens", "no_variance")
 
 @dataclass(frozen=True)
 class Replay:
-    """What the rules found in a log, and which rules could not look."""
-
     alerts: list[Alert]
     unread: dict[str, str]
     """Rule -> the metric that the log lacks."""
@@ -29,27 +27,26 @@ def replay(rows: Sequence[Row], arguments: GuardArguments) -> Replay:
     """All alerts of a log, in the order of its steps."""
     guard = Guard(arguments)
     alerts = [alert for row in rows for alert in guard.observe(row)]
-    counts = {metric: sum(metric in row for row in rows) for metric in READ_BY.values()}
-    counts[READ_BY[NONFINITE]] = sum("loss" in row or GRAD_NORM in row for row in rows)
-    needed = _rows_needed(arguments)
-    on = {rule: metric for rule, metric in READ_BY.items() if guard.action_of(rule) != "off"}
-    seen = {rule: guard.steps_with(metric) if rule in EARLY else counts[metric]
-            for rule, metric in on.items()}  # fmt: skip
-    return Replay(
-        alerts,
-        unread={rule: metric for rule, metric in on.items() if not counts[metric]},
-        short=[rule for rule, metric in on.items() if counts[metric] and seen[rule] < needed[rule]],
-        lost=_lost(guard, alerts, rows),
-    )
+    found = Replay(alerts, {}, [], _lost(guard, alerts, rows))
+    for rule, metric in READ_BY.items():
+        also = GRAD_NORM if rule == NONFINITE else metric
+        count = sum(metric in row or also in row for row in rows)
+        seen = guard.steps_with(metric) if rule in EARLY else count
+        if guard.action_of(rule) == "off":
+            continue
+        if not count:
+            found.unread[rule] = metric
+        elif seen < _rows_needed(rule, arguments):
+            found.short.append(rule)
+    return found
 
 
-def _rows_needed(arguments: GuardArguments) -> dict[str, int]:
-    """Each rule, and with how many rows it can fire at the earliest; GRPO steps of `EARLY`."""
-    window, patience = arguments.guard_window, arguments.guard_patience
-    needed = dict.fromkeys(READ_BY, 1) | dict.fromkeys(EARLY, 2 * window)
-    needed |= dict.fromkeys(("length", "entropy", "sampling", "shortcut"), window + patience)
-    needed |= {"reward": 1 + patience, "special_tokens": patience}
-    return needed | {"no_variance": arguments.guard_no_variance_steps}
+def _rows_needed(rule: str, arguments: GuardArguments) -> int:
+    """With how many rows a rule can fire at the earliest; GRPO steps of `EARLY`."""
+    if rule in EARLY:
+        return 2 * arguments.guard_window
+    before = {"reward": 1} | dict.fromkeys(LIKE_AT_FIRST, arguments.guard_window)
+    return before.get(rule, 0) + patience_of(rule, arguments)
 
 
 def _lost(guard: Guard, alerts: Sequence[Alert], rows: Sequence[Row]) -> tuple[str, int] | None:

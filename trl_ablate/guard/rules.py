@@ -1,39 +1,25 @@
 """The guard: rules that detect a failing run from its own metrics. No torch.
 
-Each rule reads the rows that a run logs, one after the other, and reports a problem. A setting
-decides whether that warns, stops the run or does nothing. The rules compare values with the run's
-own past, not with absolute limits, so that they work for a 0.4 M model and for a 7 B model.
+Each rule reads the rows that a run logs, one after the other. A setting decides whether it warns,
+stops the run or does nothing. The rules compare values with the run's own past, not with absolute
+limits, so that they work for a 0.4 M model and for a 7 B model.
 
-`grad_norm` and `length_spread` are early warnings: when a run becomes unstable, they fire before
-the reward falls. They compare the last steps with the run's usual level: that of the steps since
-learning started, whose reward is at least some share of the best reward. Before that, gradient
-norms and lengths change for good reasons. While a policy learns, its responses to one question
-become similar; if their lengths start to differ again, it is losing what it learned. The other
-rules report what has already happened.
+`grad_norm` and `length_spread` are early warnings: they compare the last steps with the run's usual
+level, that of the steps since learning started, whose reward is at least some share of the best.
+Before that, gradient norms and lengths change for good reasons.
 """
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
+from trl_ablate import metrics
 from trl_ablate.guard.arguments import Action, GuardArguments
-from trl_ablate.guard.recent_steps import RecentSteps, finite, least_mean, upper
-from trl_ablate.metrics import (
-    ANSWER,
-    ENTROPY,
-    FORMAT,
-    GRAD_NORM,
-    LENGTH,
-    LENGTH_SPREAD,
-    NO_VARIANCE,
-    ONLY_SPECIAL,
-    REWARD,
-    SAMPLING_GAP,
-    WATCHED_BY_RULES,
-)
 
 Row = Mapping[str, Any]
 
@@ -41,22 +27,53 @@ NONFINITE = "nonfinite"
 """The rule for a loss or gradient norm that is not a finite number: the weights are lost."""
 EARLY = ("grad_norm", "spike", "length_spread")
 """Rules that compare the last GRPO steps with those before."""
+LIKE_AT_FIRST = ("length", "entropy", "shortcut", "sampling")
+"""Rules that compare with the median of the first rows, a window of them."""
 RIGHT_FORMAT, FLAT, POOR = 0.9, 0.1, 0.5
 """Short responses are shortcuts if more than this share is in the right format, and the answer
 mark (without one, the reward) rose by less than the second and is below the third."""
 
 
-@dataclass(frozen=True)
-class Reading:
-    """The result of one rule on one row."""
+SIMPLE: dict[str, tuple[str, Callable[[float, float, GuardArguments], bool], str]] = {
+    "length": (
+        metrics.LENGTH,
+        lambda now, then, a: max(now, then) > a.guard_length_factor * min(now, then),
+        "responses have {now:.0f} tokens; at first they had {then:.0f}",
+    ),
+    "entropy": (
+        metrics.ENTROPY,
+        lambda now, then, a: now * a.guard_entropy_factor < then,
+        "entropy is {now:.3g}; at first it was {then:.3g}",
+    ),
+    "reward": (
+        metrics.REWARD,
+        lambda now, then, a: then > 0 and now * a.guard_reward_factor < then,
+        "reward is {now:.3g}; its best was {then:.3g}",
+    ),
+    "sampling": (
+        metrics.SAMPLING_GAP,
+        lambda now, then, a: now > max(a.guard_sampling_gap, a.guard_sampling_factor * then),
+        "the engine's log-probabilities differ from the trainer's by {now:.2g}; at first by "
+        "{then:.2g}; the engine may not receive the new weights",
+    ),
+    "special_tokens": (
+        metrics.ONLY_SPECIAL,
+        lambda now, then, a: now > then,
+        "{now:.0%} of the completions contain only special tokens",
+    ),
+    "no_variance": (
+        metrics.NO_VARIANCE,
+        lambda now, then, a: now >= then,
+        "in {a.guard_no_variance_steps} logged rows no group had any variance in its rewards",
+    ),
+}
+"""Rule on one metric -> the metric, whether it holds, and its sentence, of the value `now` and what
+it is compared with: `then`, the first rows, the best reward, or a fixed share."""
 
-    rule: str
-    holds: bool
-    value: float | None
-    reference: float | None
-    sentence: str
-    patience: int = 1
-    """For how many consecutive rows the condition must hold before the rule fires."""
+
+Reading = tuple[str, bool, float | None, float | None, str]
+"""Of a rule on one row: its name, whether it holds, the value, what it is compared with, and a
+sentence."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +87,12 @@ class Alert:
     reference: float | None
     sentence: str
 
-    def numbers(self) -> dict[str, Any]:
-        """The parts for programs: the rule, the step, and the two values it compared."""
-        return {key: getattr(self, key) for key in ("rule", "step", "value", "reference")}
+
+def patience_of(rule: str, arguments: GuardArguments) -> int:
+    """For how many rows in a row a rule has to hold before it fires."""
+    if rule == "no_variance":
+        return arguments.guard_no_variance_steps
+    return 1 if rule in (NONFINITE, *EARLY) else arguments.guard_patience
 
 
 class Guard:
@@ -85,38 +105,28 @@ class Guard:
     def __init__(self, arguments: GuardArguments):
         self._arguments = arguments
         self._recent = RecentSteps(
-            (GRAD_NORM, LENGTH_SPREAD),
+            (metrics.GRAD_NORM, metrics.LENGTH_SPREAD),
             arguments.guard_window,
             arguments.guard_history,
             arguments.guard_learned,
         )
         self._first: dict[str, list[float]] = {}
-        self._held: dict[str, int] = {}
+        self._held = dict.fromkeys(metrics.READ_BY, 0)
         self._since: dict[str, int] = {}
         self._fired: set[str] = set()
-        self._by_metric: dict[str, Callable[[float], Reading | None]] = {
-            LENGTH: self._length,
-            ENTROPY: self._entropy,
-            REWARD: self._reward,
-            SAMPLING_GAP: self._sampling,
-            ONLY_SPECIAL: self._special_tokens,
-            NO_VARIANCE: self._no_variance,
-        }
 
     def observe(self, row: Row) -> list[Alert]:
-        """The alerts that this row triggers."""
-        if all(row.get(metric) is None for metric in WATCHED_BY_RULES):
+        if all(row.get(metric) is None for metric in metrics.WATCHED_BY_RULES):
             return []  # such as the row of an evaluation
         self._recent.see(row)
         step = int(row.get("step", 0))
         return [
-            Alert(one.rule, action, step, one.value, one.reference, one.sentence)
-            for one in self._readings(row)
-            if (action := self.action_of(one.rule)) != "off" and self._speaks(one, step)
+            Alert(rule, action, step, value, reference, sentence)
+            for rule, holds, value, reference, sentence in self._readings(row)
+            if (action := self.action_of(rule)) != "off" and self._speaks(rule, holds, step)
         ]
 
     def action_of(self, rule: str) -> Action:
-        """What the settings ask for if a rule fires."""
         return getattr(self._arguments, f"guard_{rule}")
 
     def steps_with(self, metric: str) -> int:
@@ -125,74 +135,63 @@ class Guard:
 
     def holds_since(self, rule: str) -> int | None:
         """The step since which the condition of a rule has held in every row, if it holds."""
-        return self._since[rule] if self._held.get(rule) else None
+        return self._since[rule] if self._held[rule] else None
 
     def rearm(self) -> None:
         """Let rules that stop a run, and have fired, fire again. Those whose condition still holds
         do so after as many rows as their patience: someone has resumed the run."""
-        for rule in self._fired:
-            if self.action_of(rule) == "stop":
-                self._held.pop(rule, None)
+        stop = {rule for rule in self._fired if self.action_of(rule) == "stop"}
+        self._held |= dict.fromkeys(stop, 0)
 
-    def _speaks(self, reading: Reading, step: int) -> bool:
-        held = self._held.get(reading.rule, 0) + 1 if reading.holds else 0
-        self._held[reading.rule] = held
+    def _speaks(self, rule: str, holds: bool, step: int) -> bool:
+        held = self._held[rule] = self._held[rule] + 1 if holds else 0
         if held == 1:
-            self._since[reading.rule] = step
-        if fires := held == reading.patience:
-            self._fired.add(reading.rule)
+            self._since[rule] = step
+        if fires := held == patience_of(rule, self._arguments):
+            self._fired.add(rule)
         return fires
 
     def _readings(self, row: Row) -> Iterator[Reading]:
         yield _nonfinite(row)
-        yield from self._grad_norm(finite(row, GRAD_NORM))
+        yield from self._grad_norm(finite(row, metrics.GRAD_NORM))
         yield from self._length_spread()
         yield from self._shortcut(row)
-        for metric, rule in self._by_metric.items():
-            value = row.get(metric)
-            reading = None if value is None or math.isnan(value) else rule(value)
-            if reading is not None:
-                yield reading
+        for rule, (metric, *_) in SIMPLE.items():
+            yield from self._simple(rule, row.get(metric))
 
     def _grad_norm(self, norm: float | None) -> Iterator[Reading]:
-        norms = self._recent.compared(GRAD_NORM)
-        if norms is None:
+        compared = self._recent.compared(metrics.GRAD_NORM)
+        if compared is None:
             return
-        late, usual = upper(norms.late), upper(norms.usual)
+        late, usual = map(upper, compared)
         above = late > self._arguments.guard_grad_norm_factor * usual
         sentence = f"30 % of recent gradient norms are above {late:.3g}; {usual:.3g} is usual"
-        yield Reading("grad_norm", above, late, usual, sentence)
+        yield "grad_norm", above, late, usual, sentence
         if norm is not None:
             far_above = norm > self._arguments.guard_spike_factor * usual
             sentence = f"the gradient norm is {norm:.3g}; values up to {usual:.3g} are usual"
-            yield Reading("spike", far_above, norm, usual, sentence)
+            yield "spike", far_above, norm, usual, sentence
 
     def _length_spread(self) -> Iterator[Reading]:
-        spreads = self._recent.compared(LENGTH_SPREAD)
-        if spreads is None:
+        compared = self._recent.compared(metrics.LENGTH_SPREAD)
+        if compared is None:
             return
         arguments = self._arguments
-        late, least = fmean(spreads.late), least_mean(spreads.usual, arguments.guard_window)
+        late, least = fmean(compared[0]), least_mean(compared[1], arguments.guard_window)
         limit = max(least, arguments.guard_length_spread_least)
         wider = late > arguments.guard_length_spread_factor * limit
         sentence = f"responses to one question differ in length by {late:.1%}; it was {least:.1%}"
-        yield Reading("length_spread", wider, late, least, sentence)
-
-    def _length(self, length: float) -> Reading | None:
-        first, factor = self._at_first(LENGTH, length), self._arguments.guard_length_factor
-        if first is None:
-            return None
-        off = length * factor < first or length > first * factor
-        sentence = f"responses have {length:.0f} tokens; at first they had {first:.0f}"
-        return self._patiently("length", off, length, first, sentence)
+        yield "length_spread", wider, late, least, sentence
 
     def _shortcut(self, row: Row) -> Iterator[Reading]:
         """The policy has learned the format and, before any working paid, to stop early."""
-        mark = ANSWER if ANSWER in row else REWARD
-        length, form, answers = (finite(row, name) for name in (LENGTH, FORMAT, mark))
+        mark = metrics.ANSWER if metrics.ANSWER in row else metrics.REWARD
+        read = (metrics.LENGTH, metrics.FORMAT, mark)
+        length, form, answers = (finite(row, metric) for metric in read)
         if length is None or form is None or answers is None:
             return
-        first, right = self._at_first(FORMAT, length), self._at_first(ANSWER, answers)
+        first = self._at_first("length of a shortcut", length)
+        right = self._at_first("answers of a shortcut", answers)
         if first is None or right is None:
             return
         short = length < min(self._arguments.guard_shortcut_length, first / 2)
@@ -201,46 +200,17 @@ class Guard:
             f"responses have {length:.0f} tokens, at first {first:.0f}; the format mark is "
             f"{form:.3g}, the {mark.replace('_reward', ' mark')} {answers:.3g}"
         )
-        yield self._patiently("shortcut", holds, length, first, sentence)
+        yield "shortcut", holds, length, first, sentence
 
-    def _entropy(self, entropy: float) -> Reading | None:
-        first = self._at_first(ENTROPY, entropy)
-        if first is None:
-            return None
-        low = entropy * self._arguments.guard_entropy_factor < first
-        sentence = f"entropy is {entropy:.3g}; at first it was {first:.3g}"
-        return self._patiently("entropy", low, entropy, first, sentence)
-
-    def _reward(self, reward: float) -> Reading:
-        best = self._recent.best_reward
-        fell = best > 0 and reward * self._arguments.guard_reward_factor < best
-        sentence = f"reward is {reward:.3g}; its best was {best:.3g}"
-        return self._patiently("reward", fell, reward, best, sentence)
-
-    def _sampling(self, gap: float) -> Reading | None:
-        first, factor = self._at_first(SAMPLING_GAP, gap), self._arguments.guard_sampling_factor
-        if first is None:
-            return None
-        wide = gap > max(self._arguments.guard_sampling_gap, factor * first)
-        sentence = (
-            f"the engine's log-probabilities differ from the trainer's by {gap:.2g}; at first by "
-            f"{first:.2g}; the engine may not receive the new weights"
-        )
-        return self._patiently("sampling", wide, gap, first, sentence)
-
-    def _special_tokens(self, share: float) -> Reading:
-        sentence = f"{share:.0%} of the completions contain only special tokens"
-        return self._patiently("special_tokens", share > 0.5, share, 0.5, sentence)
-
-    def _no_variance(self, flat: float) -> Reading:
-        steps = self._arguments.guard_no_variance_steps
-        sentence = f"in {steps} logged rows no group had any variance in its rewards"
-        return Reading("no_variance", flat >= 1.0, flat, 1.0, sentence, steps)
-
-    def _patiently(
-        self, rule: str, holds: bool, value: float, reference: float, sentence: str
-    ) -> Reading:
-        return Reading(rule, holds, value, reference, sentence, self._arguments.guard_patience)
+    def _simple(self, rule: str, value: float | None) -> Iterator[Reading]:
+        metric, holds, sentence = SIMPLE[rule]
+        if value is None or math.isnan(value):
+            return
+        then = {"reward": self._recent.best_reward, "special_tokens": 0.5, "no_variance": 1.0}
+        reference = self._at_first(metric, value) if rule in LIKE_AT_FIRST else then[rule]
+        if reference is not None:
+            text = sentence.format(now=value, then=reference, a=self._arguments)
+            yield rule, holds(value, reference, self._arguments), value, reference, text
 
     def _at_first(self, metric: str, value: float) -> float | None:
         """The median over the first window, once the window is full."""
@@ -252,7 +222,68 @@ class Guard:
 
 
 def _nonfinite(row: Row) -> Reading:
-    values = {key: row[key] for key in ("loss", GRAD_NORM) if key in row}
+    values = {key: row[key] for key in ("loss", metrics.GRAD_NORM) if key in row}
     broken = {k: v for k, v in values.items() if v is None or not math.isfinite(v)}
     what = " and ".join(broken) or "loss"
-    return Reading(NONFINITE, bool(broken), None, None, f"{what} is not a finite number")
+    return NONFINITE, bool(broken), None, None, f"{what} is not a finite number"
+
+
+class RecentSteps:
+    """The last `window` GRPO steps, up to `history` steps before them, and the best reward so far.
+
+    Args:
+        learned: share of the best reward so far that a step needs to count. Where no reward is
+            above 0 yet, every step counts.
+    """
+
+    def __init__(self, metrics: Sequence[str], window: int, history: int, learned: float):
+        self._metrics, self._window, self._learned = metrics, window, learned
+        self._steps: deque[tuple[float, dict[str, list[float]]]] = deque(maxlen=window + history)
+        """Reward, and each metric's value in every optimizer step that logged one."""
+        self.best_reward = -math.inf
+
+    def see(self, row: Row) -> None:
+        """Add a logged row; a row with a reward starts a new GRPO step."""
+        reward = finite(row, "reward")
+        if reward is not None or not self._steps:
+            self._steps.append((-math.inf if reward is None else reward, {}))
+            self.best_reward = max(self.best_reward, self._steps[-1][0])
+        for metric in self._metrics:
+            value = finite(row, metric)
+            no_gradient = value == 0 and metric == metrics.GRAD_NORM
+            if value is not None and not no_gradient:
+                self._steps[-1][1].setdefault(metric, []).append(value)
+
+    def count(self, metric: str) -> int:
+        """How many of these steps have logged a metric."""
+        return sum(metric in values for _, values in self._steps)
+
+    def compared(self, metric: str) -> tuple[list[float], list[float]] | None:
+        """The values of the last steps, and of those before; None until both are a window long."""
+        floor = self._learned * max(self.best_reward, 0.0)
+        steps = [
+            values[metric]
+            for reward, values in self._steps
+            if metric in values and max(reward, 0.0) >= floor
+        ]
+        late, before = steps[-self._window :], steps[: -self._window]
+        if len(before) < self._window:
+            return None
+        return list(chain.from_iterable(late)), list(chain.from_iterable(before))
+
+
+def finite(row: Row, metric: str) -> float | None:
+    """The value of a metric in a row; None if it is missing or not finite."""
+    value = row.get(metric)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def upper(values: Sequence[float]) -> float:
+    """The 70th percentile of the values (linear interpolation)."""
+    return statistics.quantiles(values, n=10, method="inclusive")[6]
+
+
+def least_mean(values: Sequence[float], window: int) -> float:
+    """The lowest mean of `window` consecutive values; with fewer values, the mean of all."""
+    starts = range(max(1, len(values) - window + 1))
+    return min(fmean(values[start : start + window]) for start in starts)

@@ -69,11 +69,21 @@ def owned(
 ) -> Iterator[tuple[int, Owner, dict[str, Any]]]:
     """The line, the run, and its values there, with a step if the table has steps."""
     if {*header} == TENSORBOARD:
-        yield from _curve(table, file)
+        owner, of_all = _curve(file)
+        for number, row in _lines(table):
+            yield number, owner, {"step": row.get("Step"), of_all: row.get("Value", "nan")}
         return
     roles = _roles(header, file, columns)
     step = next((name for name in STEP_COLUMNS if name in header), None)
-    _check(header, step, file, columns)
+    if header and step is None and columns is None:
+        raise ConfigurationError(
+            f"{file} has no column of steps; name one of its columns {', '.join(STEP_COLUMNS)}"
+        )
+    if "metric" in header and not _column(header, "value"):
+        raise ConfigurationError(
+            f"{file} has a column 'metric' and no column 'value'; in long form the columns are "
+            "run_name, metric, step, value"
+        )
     named = [column for columns in roles.values() for column in columns]
     rest = [name for name in header if name and name not in (*named, step)]
     charts = {name: part for name in rest if (part := _CHART_PART.fullmatch(name))}
@@ -92,18 +102,24 @@ def owned(
         at = {"step": row.get(step) if step else 0}
         owner = _owner(row, roles, file, number if a_line_each and not metric else None)
         if charts:
-            parts = _of_charts(given, charts)
+            parts = [
+                (Owner(part["run"]), {part["metric"]: given[column]})
+                for column, part in charts.items()
+                if column in given and not part["metric"].endswith(("__MIN", "__MAX"))
+            ]
         elif metric:
-            name = _metric(given.get(metric), file, number)
+            if metric not in given:
+                raise ConfigurationError(
+                    f"{file}, line {number}, names no metric; name it in the column 'metric', or "
+                    "remove the line"
+                )
+            name = str(given[metric])
             line = times[owner, name] if step is None else None
             times[owner, name] += 1
             parts = [(owner._replace(line=line), {name: given.get(value, "nan")})]
         elif len(seeds) > 1:
-            parts = [
-                (_of_column(name, owner, named=by_row), {"value": given[name]})
-                for name in seeds
-                if name in given
-            ]
+            there = [name for name in seeds if name in given]
+            parts = [(_of_column(one, owner, named=by_row), {"value": given[one]}) for one in there]
         else:
             parts = [(owner, given)]
         yield from ((number, of, values | at) for of, values in parts)
@@ -118,34 +134,11 @@ def _is_of_runs(header: Sequence[str], table: Table, step: str) -> bool:
 
 
 def _lines(table: Table) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The rows with their lines, without blank ones."""
     return ((number, row) for number, row in enumerate(table, start=2) if row)
 
 
-def _metric(name: Any, file: Path, line: int) -> str:
-    if name is None:
-        raise ConfigurationError(
-            f"{file}, line {line}, names no metric; name it in the column 'metric', or remove the "
-            "line"
-        )
-    return str(name)
-
-
 def _column(header: Sequence[str], name: str) -> str | None:
-    """The column of this name, in upper or lower case."""
     return next((one for one in header if one.lower() == name), None)
-
-
-def _check(header: Sequence[str], step: str | None, file: Path, columns: Columns | None) -> None:
-    if header and step is None and columns is None:
-        raise ConfigurationError(
-            f"{file} has no column of steps; name one of its columns {', '.join(STEP_COLUMNS)}"
-        )
-    if "metric" in header and not _column(header, "value"):
-        raise ConfigurationError(
-            f"{file} has a column 'metric' and no column 'value'; in long form the columns are "
-            "run_name, metric, step, value"
-        )
 
 
 def _roles(header: Sequence[str], file: Path, columns: Columns | None) -> dict[str, list[str]]:
@@ -189,22 +182,10 @@ def _of_column(name: str, owner: Owner, *, named: bool) -> Owner:
     return Owner(name, arm, str(seed), owner.group)
 
 
-def _of_charts(
-    given: Mapping[str, Any], charts: Mapping[str, re.Match[str]]
-) -> Iterator[tuple[Owner, dict[str, Any]]]:
-    """Each run has a column for a metric, its lowest and highest value."""
-    for column, part in charts.items():
-        if column in given and not part["metric"].endswith(("__MIN", "__MAX")):
-            yield Owner(part["run"]), {part["metric"]: given[column]}
-
-
-def _curve(table: Table, file: Path) -> Iterator[tuple[int, Owner, dict[str, Any]]]:
+def _curve(file: Path) -> tuple[Owner, str]:
     """The file's name is all that tells which curve of TensorBoard it is."""
     named = _TAG.search(file.stem)
     tag = named["tag"] if named else file.stem
     known = {re.sub(r"\W", "_", name): name for name in WATCHED_BY_RULES}
     metric = re.sub(r"\W", "_", tag).removeprefix("train_")
-    owner = Owner((named and named["run"]) or file.parent.name)
-    for number, row in _lines(table):
-        value = row.get("Value", "nan")
-        yield number, owner, {"step": row.get("Step"), known.get(metric, metric): value}
+    return Owner((named and named["run"]) or file.parent.name), known.get(metric, metric)

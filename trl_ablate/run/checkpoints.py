@@ -46,7 +46,6 @@ def agreed_checkpoint(
 
 
 def step_of(checkpoint: Path) -> int:
-    """The optimizer step of `checkpoint-N`."""
     return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
@@ -91,8 +90,7 @@ def check_seal(model: Path, *, needed: bool = False) -> None:
 
 def rewind(run: RunDirectory, checkpoint: Path | None) -> None:
     """Delete what the run recorded after a checkpoint, or everything if there is none. This may
-    include a row of the checkpoint's own step: a stop logs one if the end of every epoch is
-    logged."""
+    include a row of the checkpoint's own step, where the end of every epoch is logged."""
     if checkpoint is None:
         run.rewind(-1)
     else:
@@ -148,13 +146,11 @@ def _logged(checkpoint: Path) -> list[dict[str, Any]]:
 
 def _checksums(folder: Path) -> dict[str, int]:
     """CRC-32 of every file below a folder, by its path from there; 2 GiB take about a second."""
-    files = (file for file in folder.rglob("*") if file.is_file())
-    return {file.relative_to(folder).as_posix(): _checksum(file) for file in sorted(files)}
-
-
-def _checksum(file: Path) -> int:
-    found = 0
-    with file.open("rb") as opened:
-        while chunk := opened.read(CHUNK):
-            found = zlib.crc32(chunk, found)
-    return found
+    sums: dict[str, int] = {}
+    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+        found = 0
+        with file.open("rb") as opened:
+            while chunk := opened.read(CHUNK):
+                found = zlib.crc32(chunk, found)
+        sums[file.relative_to(folder).as_posix()] = found
+    return sums

@@ -9,8 +9,8 @@
     checkpoint_last/         the model at the end
     checkpoint_best/         the model of the best evaluation
 
-JSON files are written atomically; JSONL is appended and flushed line by line. Both are readable
-after a kill at any moment.
+JSON files are written atomically; JSONL is appended line by line. Both are readable after a kill at
+any moment.
 
 One process at a time uses the folder: it is `claimed` before anything is written. An earlier run in
 it stays as it is until the new start has a trainer; then `delete` removes it if it is to be
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.run.failures import DIVERGED, message_of
+from trl_ablate.run.failures import message_of
 from trl_ablate.run.folders import put_back, where_it_stands
 from trl_ablate.run.identity import portable
 from trl_ablate.run.json_files import (
@@ -55,11 +55,10 @@ OF_A_STOP = ("diverged_at", "rule", "step", "value", "reference")
 MARK = ".running"
 """A file that exists and is locked while a process uses the run."""
 RESERVE = 1 << 20
-"""Its bytes: room for the last entries of `run.json` if the disk fills up."""
+"""Its bytes."""
 
 Mode = Literal["new", "resume", "overwrite"]
 
-_CHECKPOINT = re.compile(r"checkpoint-\d+")
 _ROLLOUTS = re.compile(r"step_\d+\.jsonl")
 _UNFINISHED = re.compile(
     r"\.(run|resolved_config|metrics|alerts)\.jsonl?\.\d+|\.checkpoint_(last|best)\.(part|old)"
@@ -69,7 +68,7 @@ _UNFINISHED = re.compile(
 
 def is_checkpoint(path: Path) -> bool:
     """Whether it is a `checkpoint-N`; `checkpoint-2.bak` is a folder of the user."""
-    return _CHECKPOINT.fullmatch(path.name) is not None
+    return re.fullmatch(r"checkpoint-\d+", path.name) is not None
 
 
 @dataclass
@@ -81,17 +80,10 @@ class Outcome:
     entries: dict[str, Any] = field(default_factory=dict)
 
     def stopped(self, reason: str, **entries: Any) -> None:
-        """Ended before its last step, on purpose."""
         self.status, self.reason, self.entries = "stopped", reason, entries
-
-    def diverged(self, grpo_step: float) -> None:
-        """Ended because the policy can no longer be sampled from."""
-        self.stopped(DIVERGED.format(step=grpo_step), diverged_at=grpo_step)
 
 
 class _Below:
-    """A path below a run's folder."""
-
     def __init__(self, name: str):
         self._name = name
 
@@ -121,7 +113,6 @@ class RunDirectory:
         return self.path / "rollouts" / f"step_{step:06d}.jsonl"
 
     def write_rollouts(self, step: int, rows: list[dict[str, Any]]) -> None:
-        """Replace the rollouts kept for a step."""
         file = self.rollout_file(step)
         file.parent.mkdir(exist_ok=True)
         write_jsonl(file, rows)
@@ -154,7 +145,6 @@ class RunDirectory:
         return [path for path in self.path.glob("checkpoint-*") if is_checkpoint(path)]
 
     def rollout_files(self) -> list[Path]:
-        """Every `rollouts/step_N.jsonl`."""
         found = self.rollout_file(0).parent.glob("step_*.jsonl")
         return [path for path in found if _ROLLOUTS.fullmatch(path.name)]
 
@@ -164,19 +154,16 @@ class RunDirectory:
         parts = [path for path in self.path.glob(".*") if _UNFINISHED.fullmatch(path.name)]
         named = [self.run_file, self.config_file, self.alerts_file, *self.rollout_files(), *parts]
         named += [self.checkpoint_last, self.checkpoint_best, self.metrics_file]
-        named += self.checkpoints()
-        return [path for path in named if os.path.lexists(path)]
+        return [*filter(os.path.lexists, [*named, *self.checkpoints()])]
 
     @contextmanager
     def recorded(self, *, clean: Callable[[str], str] = str, **entries: Any):
-        """Keep `run.json` up to date from the start of the run to its end, however it ends.
-
-        `clean` masks error messages. `claimed` reserves space on the disk for the last entries.
-        """
-        before = self.seconds_so_far()
-        hours = self._gpu_hours_after(before)
+        """Keep `run.json` up to date from the start of the run to its end, however it ends; `clean`
+        masks error messages."""
+        record, before = self.record(), self.seconds_so_far()
+        since = before - record.get("seconds", 0.0)  # on the GPUs that were recorded
+        hours = record.get("gpu_hours", 0.0) + since / 3600 * record.get("gpus", 0)
         so_far = {"seconds": before, "gpu_hours": hours} if before else {}
-        record = self.read() if self.run_file.exists() else {}
         kept = {key: value for key, value in record.items() if key not in OF_A_STOP}
         write_json(self.run_file, kept | {"status": "running", "reason": None, **so_far, **entries})
         started = time.monotonic()
@@ -193,7 +180,7 @@ class RunDirectory:
             raise
         finally:
             if (self.path / MARK).exists():
-                os.truncate(self.path / MARK, 0)
+                os.truncate(self.path / MARK, 0)  # which makes room on a full disk
             seconds = time.monotonic() - started
             entries |= {
                 "status": outcome.status,
@@ -208,12 +195,6 @@ class RunDirectory:
         """Seconds that a resumed run has already taken, by its logged rows."""
         return max((row.get("seconds", 0.0) for row in self.metrics()), default=0.0)
 
-    def _gpu_hours_after(self, seconds: float) -> float:
-        """The recorded ones, and those since then, on the GPUs that were recorded."""
-        record = self.read() if self.run_file.exists() else {}
-        since = seconds - record.get("seconds", 0.0)
-        return record.get("gpu_hours", 0.0) + since / 3600 * record.get("gpus", 0)
-
     def peak_memory(self) -> float | None:
         """The highest logged peak, in GiB; None if none was logged."""
         peaks = (row[key] for row in self.metrics() for key in row if key.startswith("memory/peak"))
@@ -223,8 +204,7 @@ class RunDirectory:
         write_json(self.config_file, resolved)
 
     def update(self, **entries: Any) -> None:
-        """Add entries to `run.json`."""
-        write_json(self.run_file, {**(self.read() if self.run_file.exists() else {}), **entries})
+        write_json(self.run_file, self.record() | entries)
 
     def settings(self) -> dict[str, Any]:
         """The settings that the run was started with, or resumed with last; files by content."""
@@ -238,6 +218,10 @@ class RunDirectory:
 
     def read(self) -> dict[str, Any]:
         return read_object(self.run_file)
+
+    def record(self) -> dict[str, Any]:
+        """The same; empty where there is none yet."""
+        return self.read() if self.run_file.exists() else {}
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         append_jsonl(self.metrics_file, row)
@@ -269,9 +253,12 @@ def claimed(run: RunDirectory, mode: Mode) -> Iterator[None]:
             put_back(folder)
         earlier = run.traces()
         if earlier and mode == "new":
+            held = f"what is left of a run ({earlier[0].name}, but no {run.run_file.name})"
+            if run.run_file in earlier:
+                held = f"a run already ({run.read().get('status', 'unknown')})"
             raise ConfigurationError(
-                f"{run.path} holds {_described(run, earlier)}; give another --output_dir, or "
-                "--overwrite to replace it, or --resume to continue it"
+                f"{run.path} holds {held}; give another --output_dir, or --overwrite to replace "
+                "it, or --resume to continue it"
             )
         try:
             yield
@@ -282,11 +269,8 @@ def claimed(run: RunDirectory, mode: Mode) -> Iterator[None]:
 
 
 def delete(run: RunDirectory) -> None:
-    """Delete what a run writes, and nothing else.
-
-    Its record goes first: if a kill comes in between, the rest is recognised as no run, and the
-    next start with --overwrite deletes it.
-    """
+    """Delete what a run writes, and nothing else. Its record goes first: after a kill in between,
+    the rest is recognised as no run, and the next start with --overwrite deletes it."""
     for entry in run.entries():
         shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
@@ -318,9 +302,3 @@ def _lock(folder: Path) -> BinaryIO:
         return mark
     mark.close()  # the process that held the lock has removed the file
     return _lock(folder)
-
-
-def _described(run: RunDirectory, left: list[Path]) -> str:
-    if run.run_file in left:
-        return f"a run already ({run.read().get('status', 'unknown')})"
-    return f"what is left of a run ({left[0].name}, but no {run.run_file.name})"

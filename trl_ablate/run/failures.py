@@ -24,31 +24,11 @@ _SHARED_MEMORY_IN_WORDS = ("out of shared memory", "unable to write to file </to
 """Messages of torch, when loader workers pass rows to the training."""
 _LOCKS = os.path.join("multiprocessing", "synchronize.py")
 
-DISK_FULL = (
-    "the disk is full{where}; free some space, then rerun with --resume to continue from the last "
-    "whole checkpoint, or start a new run on another disk with --output_dir"
-)
-SHARED_MEMORY_FULL = (
-    "shared memory (/dev/shm) is full; set dataloader_num_workers to 0, or give the machine or "
-    "container more (docker run --shm-size), then rerun with --resume"
-)
-FOREIGN_STATE = (
-    "a file of the checkpoint holds more than tensors and numbers, so it was not loaded: it could "
-    "run code; the run did not save this file, so resume from another checkpoint"
-)
-OUT_OF_MEMORY = (
-    "the GPU ran out of memory; lower per_device_train_batch_size or vllm_gpu_memory_utilization, "
-    "or set gradient_checkpointing to true, then rerun with --resume"
-)
+RERUN = "then rerun with --resume"
 ENGINE_DIED = (
     "a process of the vLLM engine died; see its output above; if it ran out of memory, lower "
-    "vllm_gpu_memory_utilization; then rerun with --resume"
+    f"vllm_gpu_memory_utilization; {RERUN}"
 )
-SERVER_LOST = (
-    "the vLLM server does not answer ({reason}); check its log, start it again with the run's "
-    "seed, then rerun with --resume"
-)
-GONE = "{file} is missing; restore it, then rerun with --resume"
 DIVERGED = (
     "the training diverged at GRPO step {step:g}: the model's probabilities are NaN or infinite; "
     "lower learning_rate"
@@ -56,13 +36,18 @@ DIVERGED = (
 ENDED_EARLY = (
     "the training ended at step {reached} of {wanted}, and neither the guard nor SIGTERM ended it: "
     "the questions do not fill one rollout batch, or a callback stopped it; give more questions, "
-    "or remove the callback, then rerun with --resume"
+    f"or remove the callback, {RERUN}"
 )
 
-EXITED = (
-    "the training was ended by {error} (line {line} of {file}); remove the call, then rerun with "
-    "--resume"
-)
+_BY_NAME = {
+    "UnpicklingError": "a file of the checkpoint holds more than tensors and numbers, so it was "
+    "not loaded: it could run code; the run did not save this file, so resume from another "
+    "checkpoint",
+    "OutOfMemoryError": "the GPU ran out of memory; lower per_device_train_batch_size or "
+    f"vllm_gpu_memory_utilization, or set gradient_checkpointing to true, {RERUN}",
+    "EngineDeadError": ENGINE_DIED,
+}
+"""Errors of libraries that are not imported here, by their names."""
 
 
 class EndedEarly(RuntimeError):
@@ -72,15 +57,10 @@ class EndedEarly(RuntimeError):
 def ended_by_exit(error: SystemExit) -> EndedEarly:
     """Code that the recipe names has called `sys.exit`."""
     line, file = line_of(error, None)
-    return EndedEarly(EXITED.format(error=one_line(error), line=line, file=file))
-
-
-_BY_NAME = {
-    "UnpicklingError": FOREIGN_STATE,
-    "OutOfMemoryError": OUT_OF_MEMORY,
-    "EngineDeadError": ENGINE_DIED,
-}
-"""Errors of libraries that are not imported here, by their names."""
+    return EndedEarly(
+        f"the training was ended by {one_line(error)} (line {line} of {file}); remove the call, "
+        f"{RERUN}"
+    )
 
 
 def message_of(error: BaseException) -> str | None:
@@ -89,16 +69,26 @@ def message_of(error: BaseException) -> str | None:
     if isinstance(error, ConfigurationError | RewardError | EndedEarly):
         return said
     if _is_of_shared_memory(error):
-        return SHARED_MEMORY_FULL
+        return (
+            "shared memory (/dev/shm) is full; set dataloader_num_workers to 0, or give the "
+            f"machine or container more (docker run --shm-size), {RERUN}"
+        )
     if name in _BY_NAME:
         return _BY_NAME[name]
     if is_disk_full(error):
-        return DISK_FULL.format(where=f" ({file})" if file else "")
+        return (
+            f"the disk is full{f' ({file})' if file else ''}; free some space, {RERUN} to continue "
+            "from the last whole checkpoint, or start a new run on another disk with --output_dir"
+        )
     no_server = name == "ConnectionError" and type(error).__module__ != "builtins"  # of requests
     if no_server or said.startswith("Request failed: "):  # by TRL, when the server refused
-        return SERVER_LOST.format(reason=said.split("\n")[0].rstrip("."))
+        reason = said.split("\n")[0].rstrip(".")
+        return (
+            f"the vLLM server does not answer ({reason}); check its log, start it again with the "
+            f"run's seed, {RERUN}"
+        )
     if isinstance(error, FileNotFoundError) and file is not None:
-        return GONE.format(file=file)
+        return f"{file} is missing; restore it, {RERUN}"
     return None
 
 

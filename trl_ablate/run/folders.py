@@ -1,8 +1,8 @@
 """Replacing a folder as a whole: after a kill there is the old one or the new one. No torch.
 
 The new folder is made beside the old one, then two renames exchange them. If the process ends
-between the two renames, the path is empty and both folders lie beside it. The next start renames
-the old one back; until then, `where_it_stands` finds it.
+between the two renames, both folders lie beside the empty path. The next start renames the old one
+back; until then, `where_it_stands` finds it.
 """
 
 import os

@@ -31,12 +31,8 @@ SUMS = f"{MINIATURE}/sums"
 
 
 def portable(settings: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
-    """The settings with the text that identifies each file in place of where the file is, the
-    world of sums by its former name, and without `NOT_WRITTEN`.
-
-    Args:
-        files: absolute path -> that text, as in `resolved_config.json`.
-    """
+    """The settings with the text that identifies each file in place of where the file is (absolute
+    path -> that text), the world of sums by its former name, and without `NOT_WRITTEN`."""
     return {key: _portable(value, files) for key, value in settings.items()
             if (key, value) not in NOT_WRITTEN.items()}  # fmt: skip
 
@@ -68,7 +64,7 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
 
 def changed_batches(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[int]]:
     """Which batches differ between two configurations, however a machine divides them: key ->
-    [old, new] completions, over all processes. None if the older one was not written."""
+    [old, new] completions, over all processes; nothing if the older one was not written."""
 
     def batches(config: Mapping[str, Any]) -> dict[str, int]:
         rollout = config["generation_batch_size"]
@@ -113,13 +109,12 @@ def provenance() -> dict[str, Any]:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Those that this process may use."""
     known = hasattr(os, "sched_getaffinity")  # not on macOS
     return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
 
 
 def utc_now() -> str:
-    """The time as records write it."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
@@ -138,15 +133,9 @@ def git_state(folder: Path) -> dict[str, str] | None:
 
 
 def _git(folder: Path, *words: str) -> str | None:
+    how: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace"}
     try:
-        done = subprocess.run(
-            ["git", *words],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            errors="replace",
-        )
+        done = subprocess.run(["git", *words], cwd=folder, timeout=10, **how)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

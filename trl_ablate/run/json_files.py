@@ -28,8 +28,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object of a JSON file."""
-    return _object(read_json(path), str(path))
+    return _object(path.read_bytes(), str(path))
 
 
 def _parsed(content: bytes, place: str) -> Any:
@@ -39,7 +38,8 @@ def _parsed(content: bytes, place: str) -> Any:
         raise _damaged(place, f"is not valid JSON ({error})") from error
 
 
-def _object(found: Any, place: str) -> dict[str, Any]:
+def _object(content: bytes, place: str) -> dict[str, Any]:
+    found = _parsed(content, place)
     if not isinstance(found, dict):
         raise _damaged(place, "holds no JSON object")
     return found
@@ -63,7 +63,6 @@ def append_jsonl(path: Path, row: dict[str, Any]) -> None:
 
 
 def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write all lines at once, atomically."""
     with _replacing(path) as file:
         file.writelines(_line(row) for row in rows)
 
@@ -75,8 +74,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip() and (line.endswith(b"\n") or _is_whole(line)):
-                place = f"{path}, line {number},"
-                yield _object(_parsed(line, place), place)
+                yield _object(line, f"{path}, line {number},")
 
 
 def _is_whole(line: bytes) -> bool:

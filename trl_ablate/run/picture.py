@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -27,35 +28,21 @@ print."""
 COLOURS_OF_A_FILE = 64
 
 STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": FAINT,
-    "axes.linewidth": 0.7,
-    "axes.labelcolor": INK,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": "#e8e8e8",
-    "grid.linewidth": 0.7,
-    "axes.axisbelow": True,
-    "xtick.color": FAINT,
-    "ytick.color": FAINT,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.major.size": 3,
-    "ytick.major.size": 0,
-}
+    "font.family": "DejaVu Sans", "font.size": 9,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": FAINT,
+    "axes.linewidth": 0.7, "axes.labelcolor": INK, "axes.grid": True, "axes.grid.axis": "y",
+    "grid.color": "#e8e8e8", "grid.linewidth": 0.7, "axes.axisbelow": True,
+    "xtick.color": FAINT, "ytick.color": FAINT, "xtick.labelcolor": INK, "ytick.labelcolor": INK,
+    "xtick.major.size": 3, "ytick.major.size": 0,
+}  # fmt: skip
 """The style of all pictures, of a run and of a study: a faint grid, no boxes."""
 
 WATCHED = {
-    GRAD_NORM: "gradient norm",
-    LENGTH: "response length (tokens)",
-    ENTROPY: "token entropy",
-}
+    GRAD_NORM: "gradient norm", LENGTH: "response length (tokens)", ENTROPY: "token entropy",
+}  # fmt: skip
 """Metrics below the reward curve, in pictures of a run and of a study, and their titles."""
 
-BLUE, RED = "#0072B2", "#D55E00"
+BLUE, RED = PALETTE[:2]
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -63,12 +50,8 @@ Rows = Sequence[Mapping[str, Any]]
 def draw_curves(
     rows: Rows, *, unit: str = "GRPO steps", marks: Mapping[float, str] | None = None
 ) -> bytes | None:
-    """The run's curves over GRPO steps; None where no reward was ever logged.
-
-    Args:
-        unit: name of the steps that `grpo_step` counts.
-        marks: step -> text beside a vertical line there, in the curve of the reward.
-    """
+    """The run's curves over GRPO steps, or those of another unit; None where no reward was ever
+    logged. Marks are vertical lines in the curve of the reward: step -> text."""
     watched = [metric for metric in WATCHED if points(rows, metric)[0]]
     if not (points(rows, EVAL_REWARD)[0] or points(rows, REWARD)[0]):
         return None
@@ -122,8 +105,8 @@ def _draw_reward(axes: Axes, rows: Rows) -> None:
     errors = dict(zip(*points(rows, f"{EVAL_REWARD}_stderr"), strict=True))
     if steps:
         axes.plot(steps, values, color=BLUE, linewidth=2, label="evaluation, ± standard error")
-        low = [value - errors.get(step, 0.0) for step, value in zip(steps, values, strict=True)]
-        high = [value + errors.get(step, 0.0) for step, value in zip(steps, values, strict=True)]
+        half = [errors.get(step, 0.0) for step in steps]
+        low, high = np.subtract(values, half), np.add(values, half)
         axes.fill_between(steps, low, high, color=BLUE, alpha=0.18, linewidth=0)
     legend(axes, loc="best")
 

@@ -4,12 +4,11 @@ Schedulers send SIGTERM some time before they kill a process. Where nothing is l
 model is loaded, it ends the program at once, as Ctrl-C does. During training it is only noted, and
 `Preemption` ends the run after the next optimizer step.
 
-Not every launcher passes SIGTERM on. `torchrun` does, and kills processes that are still running
-after 30 seconds. `accelerate launch` with one process ends and leaves the training running. So a
-training asks the kernel for a SIGTERM when its launcher ends. It does this only if its parent is a
-launcher, not a shell: `nohup python scripts/train.py … &` continues after the shell has ended. A
-launcher is recognised by its command line. The environment variables that launchers set are no
-proof: every process below a launcher, or below a shell that exports them, has them.
+`accelerate launch` with one process passes no SIGTERM on: it ends and leaves the training running.
+So a training asks the kernel for a SIGTERM when its launcher ends. It does this only if its parent
+is a launcher, by its command line, and not a shell: `nohup python scripts/train.py … &` continues
+after the shell has ended. Environment variables are no proof: every process below a launcher, or
+below a shell that exports them, has them.
 """
 
 import ctypes
@@ -35,19 +34,13 @@ class Terminated(KeyboardInterrupt):
 
 
 class Termination:
-    """Whether SIGTERM ends this program or is only noted.
-
-    Attributes:
-        came: whether SIGTERM has arrived.
-        noted_only: whether the program continues after SIGTERM and checks `came` itself.
-    """
+    """Whether SIGTERM has come, and whether it ends this program or is only noted there."""
 
     def __init__(self):
         self.came = False
         self.noted_only = False
 
     def listen(self) -> "Termination":
-        """Handle the signal from now on."""
         signal.signal(signal.SIGTERM, self._answer)
         return self
 

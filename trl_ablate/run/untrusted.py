@@ -1,18 +1,7 @@
 """Text that this program did not write, made safe for a terminal, Markdown, HTML and pictures.
 
 Questions, answers, names and error messages come from models, datasets, files and command lines.
-Each place that shows them takes the function that is named after it:
-
-    for_terminal    control characters become visible; lines stay
-    on_one_line     the same on a single line
-    for_markdown    on one line, and no part of it is markup
-    markdown_code   an inline code span
-    markdown_fence  a block of code that the text cannot end
-    for_html        element content and quoted attributes
-    for_picture     on one line, and short enough for a label
-
-`SafeConsole` applies the first to everything that it prints, and ignores markup. `FirstThatFits` is
-a table that is not cut. No torch.
+Each place that shows them takes the function that is named after it. No torch.
 """
 
 import html
@@ -44,11 +33,8 @@ _BLOCK_START = re.compile(r"^(?:([+-](?=\s|$)|-+$|=+$)|(\d{1,9})([.)](?=\s|$)))"
 
 
 def for_terminal(text: str) -> str:
-    """Control characters, changes of direction and invisible marks as `\\x1b` or `\\u202e`.
-
-    Such a character could move the cursor, set the title, or show another text than the one that
-    is copied. Lone surrogates cannot be written to a file at all.
-    """
+    """Control characters, changes of direction and invisible marks as `\\x1b` or `\\u202e`: they
+    could move the cursor, set the title, or show another text than the one that is copied."""
     return _UNSAFE.sub(_escaped, text.replace("\r\n", "\n"))
 
 
@@ -59,7 +45,8 @@ def on_one_line(text: str) -> str:
 
 def for_markdown(text: str) -> str:
     """Plain text that Markdown leaves alone: no headings, emphasis, links, HTML or table cells."""
-    return _BLOCK_START.sub(_not_a_block, _MARKDOWN.sub(r"\\\1", on_one_line(text)))
+    shown = _MARKDOWN.sub(r"\\\1", on_one_line(text))
+    return _BLOCK_START.sub(lambda it: f"\\{it[1]}" if it[1] else f"{it[2]}\\{it[3]}", shown)
 
 
 def markdown_code(text: str, *, in_table: bool = False) -> str:
@@ -134,11 +121,6 @@ def _escaped(found: re.Match[str]) -> str:
     if code < 0x100:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
-def _not_a_block(found: re.Match[str]) -> str:
-    mark, number, after = found.groups()
-    return f"\\{mark}" if mark else f"{number}\\{after}"
 
 
 def _longest_run(letter: str, text: str) -> int:

@@ -1,10 +1,9 @@
 """From a resolved recipe to a trainer that is ready to train: model, data, rewards, callbacks, and
 the tools, environments and rollout functions that a recipe names for TRL's trainer.
 
-Optimizer, schedule, data loader and generation are tried out first, without data and model:
-transformers makes them late, after the model is loaded. There are fifty optimizers, half of them in
-separate packages, each with its own arguments and errors; to make one, for a tiny layer, is the
-only check that covers all of them.
+Optimizer, schedule, data loader and generation are tried out first: transformers makes them after
+the model is loaded. There are fifty optimizers, half of them in separate packages, each with its
+own arguments and errors; to make one, for a tiny layer, is the only check that covers all of them.
 """
 
 import copy
@@ -12,7 +11,7 @@ import ctypes
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -54,15 +53,8 @@ from trl_ablate.run.masking import Masker
 from trl_ablate.study.engines import THREAD_VARIABLES
 from trl_ablate.task import TaskArguments
 from trl_ablate.trainer.ablation import AblationTrainer
+from trl_ablate.training import models
 from trl_ablate.training.dashboard import tolerated_integrations
-from trl_ablate.training.models import (
-    check_finite,
-    checked_tokenizer,
-    context_of,
-    one_sentence,
-    resolve_model,
-    starting_point,
-)
 from trl_ablate.training.rewards import rewards_of_sets, task_rewards
 
 logger = logging.getLogger(__name__)
@@ -76,23 +68,23 @@ OF_LAYERS = ("galore", "apollo", "lomo", "adalomo")
 """Optimizers that need certain layers of the model, which the tiny layer here lacks."""
 
 _made = partial(
-    one_sentence, remedy="change it, or its arguments", failed=", which cannot be made here"
+    models.one_sentence, remedy="change it, or its arguments", failed=", which cannot be made here"
 )
 
 
 def build_trainer(
-    resolved: Resolved, grader: MathGrader, callbacks: list[TrainerCallback] | None = None
+    resolved: Resolved, grader: MathGrader, callbacks: Sequence[TrainerCallback] = ()
 ) -> AblationTrainer:
     """Load everything a recipe names and put it together."""
     check_quantization(resolved.config, resolved.model)
     check_optimizer(resolved.config)
     check_loader(resolved.config)
     check_generation_config(resolved.config)
-    model = resolve_model(starting_point(resolved))
-    tokenizer = checked_tokenizer(model, resolved)
+    model = models.starting_model(resolved)
+    tokenizer = models.checked_tokenizer(model, resolved)
     train_dataset = task_dataset(resolved.task, "train", tokenizer)
     check_enough(train_dataset, resolved.config)
-    context = context_of(model, resolved)
+    context = models.context_of(model, resolved)
     check_all_fit({MAIN: train_dataset}, tokenizer, context, "train questions")
     sets: Sets = {}
     if resolved.config.eval_strategy != "no":  # else the data may have no such split, as in TRL
@@ -105,16 +97,16 @@ def build_trainer(
 def check_optimizer(config: AblationConfig) -> None:
     """Refuse an optimizer or a schedule that cannot be made, or used here, with these settings."""
     name = OptimizerNames(config.optim).value
-    given = f", with optim_args {brief(repr(config.optim_args))}" * bool(config.optim_args)
+    of_layers = name.startswith(OF_LAYERS)
     layer: Any = torch.nn.Linear(2, 2)
-    with _made(f"optim is {name!r}{given}"):
+    with _made(f"optim is {name!r}{_with('optim_args', config.optim_args)}"):
         try:
             made, arguments = Trainer.get_optimizer_cls_and_kwargs(config, layer)
         except Exception as error:
-            if name.startswith(OF_LAYERS) and not isinstance(error, ImportError):
+            if of_layers and not isinstance(error, ImportError):
                 return
             raise
-        if name.startswith(OF_LAYERS):
+        if of_layers:
             return
         optimizer = made(layer.parameters(), **arguments)
         if config.use_cpu:  # some take their steps on a GPU only
@@ -122,15 +114,23 @@ def check_optimizer(config: AblationConfig) -> None:
                 optimizer.train()
             layer(torch.ones(1, 2)).sum().backward()
             optimizer.step()
-    _check_schedule(config, optimizer)
+    schedule: Any = config.lr_scheduler_type
+    name, given = getattr(schedule, "value", schedule), config.lr_scheduler_kwargs
+    with _made(f"lr_scheduler_type is {name!r}{_with('lr_scheduler_kwargs', given)}"):
+        get_scheduler(
+            schedule,
+            optimizer=optimizer,
+            num_warmup_steps=config.get_warmup_steps(STEPS),
+            num_training_steps=STEPS,
+            scheduler_specific_kwargs=cast(Any, given),
+        )
 
 
 def check_loader(config: AblationConfig) -> None:
     """Refuse settings from which torch cannot make a data loader."""
     names = ("num_workers", "persistent_workers", "prefetch_factor", "multiprocessing_context")
     settings = vars(config)  # transformers before 5.15 has no multiprocessing context
-    names = [name for name in names if f"dataloader_{name}" in settings]
-    given = {name: settings[f"dataloader_{name}"] for name in names}
+    given = {one: settings[f"dataloader_{one}"] for one in names if f"dataloader_{one}" in settings}
     shown = ", ".join(f"dataloader_{name} {value}" for name, value in given.items() if value)
     nothing: Any = [0]
     with _made(f"a data loader with {shown}"):
@@ -145,18 +145,8 @@ def check_generation_config(config: AblationConfig) -> None:
             GenerationConfig(**given)
 
 
-def _check_schedule(config: AblationConfig, optimizer: torch.optim.Optimizer) -> None:
-    name = getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type)
-    given: Any = config.lr_scheduler_kwargs
-    shown = f", with lr_scheduler_kwargs {brief(repr(given))}" * bool(given)
-    with _made(f"lr_scheduler_type is {name!r}{shown}"):
-        get_scheduler(
-            config.lr_scheduler_type,
-            optimizer=optimizer,
-            num_warmup_steps=config.get_warmup_steps(STEPS),
-            num_training_steps=STEPS,
-            scheduler_specific_kwargs=given,
-        )
+def _with(setting: str, given: Any) -> str:
+    return f", with {setting} {brief(repr(given))}" * bool(given)
 
 
 def reward_weights(resolved: Resolved, rewards: Rewards) -> list[float] | None:
@@ -200,13 +190,10 @@ def named_questions(what: str, name: str) -> str:
 
 def warn_of_repeated(sets: Sets, train_dataset: Dataset) -> None:
     """One warning that counts the questions that are both trained on and evaluated on."""
-    trained = {*texts_of(train_dataset)}
-    counts = {name: sum(text in trained for text in texts_of(one)) for name, one in sets.items()}
-    found = [
-        f"{count} of {len(sets[name])} {named_questions('eval questions', name)}"
-        for name, count in counts.items()
-        if count
-    ]
+    trained, found = {*texts_of(train_dataset)}, []
+    for name, dataset in sets.items():
+        if count := sum(text in trained for text in texts_of(dataset)):
+            found.append(f"{count} of {len(dataset)} {named_questions('eval questions', name)}")
     if found:
         logger.warning(
             "%s are also trained on, so that their reward is not of unseen questions; give another "
@@ -231,7 +218,7 @@ def put_together(
     tokenizer: PreTrainedTokenizerBase,
     train_dataset: Dataset,
     sets: Sets,
-    callbacks: list[TrainerCallback] | None = None,
+    callbacks: Sequence[TrainerCallback] = (),
     kind: type[Built] = AblationTrainer,
 ) -> Built:
     config, model_args = copy.copy(resolved.config), resolved.model
@@ -242,13 +229,12 @@ def put_together(
     config.reward_weights = reward_weights(resolved, rewards)
     apart = rewards_of_sets(resolved, tokenizer, grader)
     check_columns(rewards, apart, train_dataset, sets, config.eval_by)
-    given = cast(dict[str, Any], config.model_init_kwargs or {})
     loading = {
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,
         "dtype": model_args.dtype,
         "use_safetensors": True,
-        **given,
+        **cast(dict[str, Any], config.model_init_kwargs or {}),
     }
     config.model_init_kwargs = cast(Any, loading if isinstance(model, str) else None)
     adapter: Any = get_peft_config(model_args)
@@ -265,21 +251,19 @@ def put_together(
             processing_class=tokenizer,
             quantization_config=get_quantization_config(model_args),
             peft_config=adapter,
-            callbacks=[*integrations, *(callbacks or [])],
+            callbacks=[*integrations, *callbacks],
             **environment,
         )
     masked = Masker(hide_home=False).value(trainer.args.model_init_kwargs)
     trainer.args.model_init_kwargs = masked  # checkpoints and dashboards hold the arguments
+    loaded = cast(PreTrainedModel, trainer.model)
     if config.use_cpu:
-        use_one_thread_if_small(cast(PreTrainedModel, trainer.model))
-    for one in apart.values():
-        for function in one.functions:
-            if isinstance(function, ModelReward):
-                function.model.to(trainer.accelerator.device)
+        use_one_thread_if_small(loaded)
+    for function in (function for one in apart.values() for function in one.functions):
+        if isinstance(function, ModelReward):
+            function.model.to(trainer.accelerator.device)
     trainer.rewards_of_sets = apart
-    check_finite(
-        cast(PreTrainedModel, trainer.model), str(model) if isinstance(model, str) else "the model"
-    )
+    models.check_finite(loaded, model if isinstance(model, str) else "the model")
     for noisy in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(noisy)
     return trainer
@@ -302,20 +286,16 @@ def evaluation_sets(task: TaskArguments, tokenizer: PreTrainedTokenizerBase) -> 
 
 def environment_of(task: TaskArguments) -> dict[str, Any]:
     """The arguments of `GRPOTrainer` that the recipe gives, imported; empty for most recipes."""
-    factory = task.environment_factory
-    found = {
-        "tools": task.tools and [_loaded("tools", one) for one in task.tools],
-        "environment_factory": {
-            name: _loaded("environment_factory", one) for name, one in factory.items()
-        }
-        if isinstance(factory, dict)
-        else factory and _loaded("environment_factory", factory),
-        "rollout_func": task.rollout_func and _loaded("rollout_func", task.rollout_func),
-    }
-    return {name: value for name, value in found.items() if value}
+    names = ("tools", "environment_factory", "rollout_func")
+    return {name: _loaded(name, given) for name in names if (given := vars(task)[name])}
 
 
-def _loaded(setting: str, path: str) -> Callable[..., Any]:
+def _loaded(setting: str, path: Any) -> Any:
+    """What a path names, or the paths of a list or of a mapping."""
+    if isinstance(path, dict):
+        return {name: _loaded(setting, one) for name, one in path.items()}
+    if isinstance(path, list):
+        return [_loaded(setting, one) for one in path]
     place = code_place(path)
     if place is None:
         raise ConfigurationError(
@@ -355,11 +335,8 @@ THREADS = torch.get_num_threads()
 
 def keep_freed_memory() -> None:
     """Memory that a training on a CPU frees stays with its process, unless the environment already
-    sets glibc's malloc.
-
-    Every step takes and frees tensors of the same sizes. By default, glibc returns large blocks to
-    the system at once, and each new one costs a page fault for every 4 KiB.
-    """
+    sets glibc's malloc: every step takes tensors of the same sizes again, and a block that glibc
+    has returned to the system costs a page fault for every 4 KiB."""
     set_by_user = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None and not set_by_user:
@@ -368,8 +345,7 @@ def keep_freed_memory() -> None:
 
 
 def use_one_thread_if_small(model: torch.nn.Module) -> None:
-    """Give a small model one thread, as the engine of studies does, unless the environment or the
-    person's own code has chosen a number."""
+    """As the engine of studies does, unless the environment or the user has chosen a number."""
     millions = sum(weights.numel() for weights in model.parameters()) / 1e6
     chosen = any(name in os.environ for name in THREAD_VARIABLES)
     if is_of_one_core(millions) and not chosen and torch.get_num_threads() == THREADS:

@@ -44,30 +44,24 @@ class NeedsTrainer(TrainerCallback):
 class RolloutWriter(NeedsTrainer):
     """Writes some rollouts of the last step at every evaluation.
 
-    They are written as JSONL, and as a table in trackio if `report_to` has it.
-
-    Each line has prompt, response, ground_truth, reward, format_reward, answer_reward, advantage;
-    what a reward function does not report is null. Before the first step there are no rollouts.
+    As JSONL, and as a table in trackio if `report_to` has it. Each line has prompt, response,
+    ground_truth, reward, format_reward, answer_reward, advantage; what a reward function does not
+    report is null. Before the first step there are no rollouts.
     """
 
     def __init__(self, run: RunDirectory, count: int, seed: int):
-        self._run = run
-        self._count = count
-        self._seed = seed
+        self._run, self._count, self._seed = run, count, seed
         self._masker = Masker(hide_home=False)  # by shape: a dataset or a model may hold tokens
 
     def on_evaluate(self, args, state: TrainerState, control, **kwargs):
         if self._trainer is None or not state.is_world_process_zero:
             return
         rows = self._trainer.latest_rollouts()
-        drawn = random.Random(f"{self._seed}-{state.global_step}").sample(
-            range(len(rows)), min(self._count, len(rows))
-        )
-        if not drawn:
-            return
-        kept = self._masker.value([rows[i] for i in sorted(drawn)])
-        self._run.write_rollouts(state.global_step, kept)
-        to_trackio(args, log_rollouts, kept, state.global_step)
+        draw = random.Random(f"{self._seed}-{state.global_step}")
+        if drawn := draw.sample(range(len(rows)), min(self._count, len(rows))):
+            kept = self._masker.value([rows[i] for i in sorted(drawn)])
+            self._run.write_rollouts(state.global_step, kept)
+            to_trackio(args, log_rollouts, kept, state.global_step)
 
 
 class BestCheckpoint(NeedsTrainer):
@@ -78,9 +72,7 @@ class BestCheckpoint(NeedsTrainer):
     """
 
     def __init__(self, run: RunDirectory, metric: str):
-        self._run = run
-        self._metric = metric
-        self._best = -math.inf
+        self._run, self._metric, self._best = run, metric, -math.inf
 
     def on_train_begin(self, args, state, control, **kwargs):
         best = best_logged(state.log_history, self._metric)
@@ -121,12 +113,8 @@ def save_whole(trainer: "AblationTrainer", folder: Path, **notes: dict[str, Any]
 
 
 SHOWN = {
-    REWARD: "reward",
-    EVAL_REWARD: "eval",
-    LENGTH: "length",
-    ENTROPY: "entropy",
-    GRAD_NORM: "grad",
-}
+    REWARD: "reward", EVAL_REWARD: "eval", LENGTH: "length", ENTROPY: "entropy", GRAD_NORM: "grad",
+}  # fmt: skip
 """Metrics of the line, with their short names."""
 BAR = 8
 
@@ -135,16 +123,14 @@ class LiveLine(TrainerCallback):
     """Step, time left, rewards, length, seconds per step, entropy and gradient norm.
 
     In a terminal this is one live line, with as many of them as fit. Elsewhere it is printed at
-    every evaluation, and whenever nothing was printed for `every` seconds, also during a long step.
+    every evaluation, and every so many seconds, also during a long step.
     """
 
     def __init__(self, console: Console, every: float = 60.0):
-        self._console = console
-        self._every = every
+        self._console, self._every = console, every
         self._seen: dict[str, float] = {}
         self._bar: Progress | None = None
-        self._printer: Thread | None = None
-        self._wake, self._over = Event(), False
+        self._over = Event()
 
     def on_train_begin(self, args, state: TrainerState, control, **kwargs):
         self._step = self._first = state.global_step
@@ -152,8 +138,7 @@ class LiveLine(TrainerCallback):
         if not state.is_world_process_zero:
             return
         if not self._console.is_terminal:
-            self._printer = Thread(target=self._print_regularly, daemon=True)
-            self._printer.start()
+            Thread(target=self._print_regularly, daemon=True).start()
             return
         columns = (MofNCompleteColumn(), BarColumn(BAR), TextColumn("{task.fields[seen]}"))
         self._bar = Progress(TextColumn("step"), *columns, console=self._console)
@@ -176,32 +161,26 @@ class LiveLine(TrainerCallback):
 
     def close(self) -> None:
         """Leave the terminal as it was; safe to call twice."""
+        self._over.set()
         if self._bar:
             self._bar.stop()
             self._bar = None
-        if self._printer:
-            self._over = True
-            self._wake.set()
-            self._printer.join()
-            self._printer = None
 
     def _print_regularly(self) -> None:
-        while not self._over:
-            if not self._wake.wait(self._every):
-                self._print()
-            elif not self._over:  # a line was printed: wait anew
-                self._wake.clear()
+        while not self._over.wait(self._every):
+            self._print()
 
     def _print(self) -> None:
         self._console.print(f"step {self._step}/{self._steps}  {self._line()}".rstrip())
-        self._wake.set()
 
     def _line(self, room: int | None = None) -> str:
         """All parts, or the first ones that fit; the mean time of a step includes evaluations."""
-        parts = [f"{name} {_short(self._seen[key])}"
-                 for key, name in SHOWN.items() if key in self._seen]  # fmt: skip
-        done = self._step - self._first
-        if done:
+        seen = [(name, self._seen[key]) for key, name in SHOWN.items() if key in self._seen]
+        parts = [
+            f"{name} {value:.0f}" if 1000 <= abs(value) < 1e7 else f"{name} {value:.3g}"
+            for name, value in seen
+        ]
+        if done := self._step - self._first:
             seconds = (time.monotonic() - self._started) / done
             left = timedelta(seconds=round(seconds * (self._steps - self._step)))
             parts[3:3] = [f"{seconds:.3g} s/step"]
@@ -211,24 +190,16 @@ class LiveLine(TrainerCallback):
         return "  ".join(parts)
 
 
-def _short(value: float) -> str:
-    return f"{value:.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"
-
-
 class Preemption(TrainerCallback):
     """Asks the trainer to save and to stop, once any process has received SIGTERM.
 
-    No finished step is lost, and `--resume` continues from there with the same results as a run
-    without a stop, even in the middle of a rollout batch.
-    It overrides other callbacks' decisions on saving, so it has to be added last.
-
-    Attributes:
-        ended_run: whether it has stopped the run before the last step.
+    No finished step is lost. It overrides other callbacks' decisions on saving, so it has to be
+    added last.
     """
 
     def __init__(self, termination: Termination):
         self._termination = termination
-        self.ended_run = False
+        self.ended_run = False  # before its last step
 
     def on_train_begin(self, args, state, control, **kwargs):
         self._termination.noted_only = True

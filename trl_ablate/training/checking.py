@@ -18,12 +18,13 @@ from transformers import PreTrainedTokenizerBase, TrainerState
 from trl_ablate.advantages import weighted_reward
 from trl_ablate.data.questions import texts_of
 from trl_ablate.errors import ConfigurationError, RewardError
+from trl_ablate.estimates import MAIN
 from trl_ablate.named_code import waited_for
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import MathGrader
 from trl_ablate.rewards.own.calling import not_logged
-from trl_ablate.training.building import reward_weights, task_dataset
-from trl_ablate.training.models import load_tokenizer, one_sentence, resolve_model, starting_point
+from trl_ablate.training.building import check_columns, reward_weights, task_dataset
+from trl_ablate.training.models import load_tokenizer, one_sentence, starting_model
 from trl_ablate.training.rewards import task_rewards
 
 FORMATS: dict[str, str] = {
@@ -39,12 +40,6 @@ FORMATS: dict[str, str] = {
 
 SHOWN = 3
 TWO_STEPS = "try two steps: `trl-ablate train RECIPE --max_steps 2`"
-AT_START = {
-    "trainer_state": TrainerState(epoch=0, max_steps=1),
-    "log_metric": not_logged,
-    "log_extra": not_logged,
-}
-"""What TRL gives to every reward function."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +52,16 @@ class Graded:
     """Wall time of one row, on average."""
 
     @property
+    def graded(self) -> list[float]:
+        return [reward for reward in self.rewards if reward is not None]
+
+    @property
     def mean(self) -> float | None:
-        graded = [reward for reward in self.rewards if reward is not None]
-        return sum(graded) / len(graded) if graded else None
+        return sum(self.graded) / len(self.graded) if self.graded else None
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check has found."""
-
     sizes: dict[str, int]
     columns: list[str]
     prompts: list[str]
@@ -85,8 +81,7 @@ class Checked:
     @property
     def full(self) -> float | None:
         """The most that a reference answer earns."""
-        rewards = self.reference.rewards if self.reference else []
-        return max((one for one in rewards if one is not None), default=None)
+        return max(self.reference.graded, default=None) if self.reference else None
 
     @property
     def short_of_full(self) -> list[int]:
@@ -117,7 +112,7 @@ def check_recipe(resolved: Resolved, grader: MathGrader, questions: int) -> Chec
             "reward_funcs is [], so that only the environment grades, which check does not run; "
             f"add a reward function, or {TWO_STEPS}"
         )
-    model = resolve_model(starting_point(resolved))
+    model = starting_model(resolved)
     with one_sentence(f"the tokenizer of {model}", "restore its files, or name another model"):
         tokenizer = load_tokenizer(model, resolved)
     train = task_dataset(task, "train", tokenizer)
@@ -125,8 +120,8 @@ def check_recipe(resolved: Resolved, grader: MathGrader, questions: int) -> Chec
     evaluated = task_dataset(task, "eval", tokenizer) if evaluates else train.select([])
     rewards = task_rewards(task, tokenizer, grader, resolved, called_by_trl=False)
     weights = reward_weights(resolved, rewards)
-    for dataset, what in ((train, "train questions"), (evaluated, "eval questions")):
-        rewards.check_columns(dataset.column_names, what)
+    sets = {MAIN: evaluated} if evaluates else {}
+    check_columns(rewards, {}, train, sets, resolved.config.eval_by)
     rows: list[Any] = list(train.select(range(min(questions, len(train)))))
     grade = partial(_graded, rewards.functions, torch.tensor(weights), tokenizer, rows)
     try:
@@ -171,7 +166,9 @@ def _graded(
         ],
         "completion_ids": [[*each, tokenizer.eos_token_id] for each in ids],
         **{key: [row[key] for row in rows] for key in rows[0] if key != "prompt"},
-        **AT_START,
+        "trainer_state": TrainerState(epoch=0, max_steps=1),
+        "log_metric": not_logged,
+        "log_extra": not_logged,
     }
     started = time.perf_counter()
     found_FN = [waited_for(function(**given)) for function in functions]

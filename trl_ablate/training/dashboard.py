@@ -1,18 +1,15 @@
 """The integrations of transformers (`report_to`), made safe, and what trackio shows besides curves.
 
-No error in an integration can end a run. `report_to` of the trainer's arguments lists those in use.
-If one raises an error, a warning gives the reason once and the integration is removed from the
-list; all code that writes to a dashboard checks the list first. The run's own files hold everything
-that a dashboard shows.
+No error in an integration can end a run. If one raises an error, a warning gives the reason once
+and the integration is removed from `report_to`, which all code that writes to a dashboard checks
+first. The run's own files hold everything that a dashboard shows.
 
-The curves are logged by transformers' own callbacks. In trackio, every field of the config is a key
-to group runs by, such as `study`, `arm` and `seed`. It merges two runs of the same name, so each
-name is used once, and again only to resume.
+trackio merges two runs of the same name, so each name is used once, and again only to resume.
 """
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from io import StringIO
@@ -33,7 +30,6 @@ STEP = "train/global_step"
 
 
 def new_run_name(wanted: str) -> str:
-    """A name that no other run has."""
     return f"{wanted}-{uuid.uuid4().hex[:6]}"
 
 
@@ -45,15 +41,23 @@ def to_trackio(args: TrainingArguments, send: Callable[..., None], *given: Any) 
 
 
 def log_rollouts(rows: list[dict[str, Any]], step: int) -> None:
-    """Log rollouts as a table, on the dashboard's page 'Media & Tables'."""
     import trackio
 
-    table: Any = [{"step": step, **row, **_texts(row, ("prompt", "response"))} for row in rows]
+    texts = ("prompt", "response")
+    table: Any = [
+        {"step": step, **row, **{name: _text(row[name]) for name in texts}} for row in rows
+    ]
     trackio.log({"rollouts": trackio.Table(data=table), STEP: step})
 
 
+def _text(given: str | list[dict[str, str]]) -> str:
+    """Messages as text, each with its role; control characters are made visible."""
+    if isinstance(given, str):
+        return for_terminal(given)
+    return for_terminal("\n".join(f"[{one['role']}] {one['content']}" for one in given))
+
+
 def send_alert(alert: Alert) -> None:
-    """Send an alert to the dashboard and its webhooks."""
     import trackio
 
     level = trackio.AlertLevel.ERROR if alert.action == "stop" else trackio.AlertLevel.WARN
@@ -62,26 +66,11 @@ def send_alert(alert: Alert) -> None:
         trackio.alert(title=f"guard: {alert.rule}", text=text, level=level)
 
 
-def _texts(row: dict[str, Any], names: Iterable[str]) -> dict[str, str]:
-    """Messages as text, each with its role; control characters are made visible."""
-    return {
-        name: for_terminal(
-            row[name]
-            if isinstance(row[name], str)
-            else "\n".join(f"[{message['role']}] {message['content']}" for message in row[name])
-        )
-        for name in names
-    }
-
-
 def export_static(config: TrainingArguments, private: bool) -> str | None:
-    """Upload the project as the static Space `trackio_static_space_id`, if that is set; its id.
-
-    None, with a warning, if that failed. With a `trackio_space_id`, trackio's callback has already
-    made the static Space when training ended.
-    """
+    """Upload the project as the static Space `trackio_static_space_id`, if that is set; its id, or
+    None, with a warning, if that failed."""
     if not isinstance(config.trackio_static_space_id, str) or config.trackio_space_id:
-        return None
+        return None  # with a Space, trackio's callback has made the static one at the end
     import trackio
 
     try:

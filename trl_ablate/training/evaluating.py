@@ -26,39 +26,19 @@ from trl_ablate.run.masking import Masker, known_secrets
 from trl_ablate.switches import named
 from trl_ablate.trainer.ablation import AblationTrainer
 from trl_ablate.trainer.one_shot import evaluations
+from trl_ablate.training import models
 from trl_ablate.training.building import check_all_fit, evaluation_sets, put_together
-from trl_ablate.training.models import (
-    check_model,
-    context_of,
-    is_adapter,
-    load_tokenizer,
-    merged_adapter,
-    one_sentence,
-    resolve_model,
-    starting_point,
-)
 
 MODEL_FILES = ("config.json", "adapter_config.json")
 """Every folder with a model or an adapter has one of these files."""
 
-ONLY_EVALUATION = {
-    "start": "base",
-    "model_revision": "main",
-    "report_to": "none",
-    "evaluation": "one_shot",
-    "eval_strategy": "no",
-    "save_strategy": "no",
-    "best_metric": EVAL_REWARD,
-    "metric_for_best_model": None,
-    "load_best_model_at_end": False,
-    "beta": 0.0,
-    "sync_ref_model": False,
-    "use_peft": False,
-    "gradient_checkpointing": False,
-    "push_to_hub": False,
-    "lr_scheduler_type": "constant",
-    "lr_scheduler_kwargs": None,
-}
+ONLY_EVALUATION: dict[str, Any] = {
+    "start": "base", "model_revision": "main", "report_to": "none", "evaluation": "one_shot",
+    "eval_strategy": "no", "save_strategy": "no", "best_metric": EVAL_REWARD,
+    "metric_for_best_model": None, "load_best_model_at_end": False, "beta": 0.0,
+    "sync_ref_model": False, "use_peft": False, "gradient_checkpointing": False,
+    "push_to_hub": False, "lr_scheduler_type": "constant", "lr_scheduler_kwargs": None,
+}  # fmt: skip
 """Settings of a trainer that only evaluates: one model, nothing saved, nothing reported."""
 
 
@@ -172,13 +152,13 @@ def _or(value, other):
 
 def build_evaluator(resolved: Resolved, grader: MathGrader) -> AblationTrainer:
     """A trainer that only evaluates; an adapter is merged into its base."""
-    name = resolve_model(starting_point(resolved))
+    name = models.starting_model(resolved)
     fix = "give a model's folder, a run's directory, a Hub id, or miniature"
-    with one_sentence(f"checkpoint {name}", fix):
-        tokenizer = load_tokenizer(name, resolved)
-        model = merged_adapter(name, resolved) if is_adapter(name) else name
+    with models.one_sentence(f"checkpoint {name}", fix):
+        tokenizer = models.load_tokenizer(name, resolved)
+        model = models.merged_adapter(name, resolved) if models.is_adapter(name) else name
         if model is name:
-            check_model(name, resolved)
+            models.check_model(name, resolved)
     sets = evaluation_sets(resolved.task, tokenizer)
-    check_all_fit(sets, tokenizer, context_of(name, resolved), "eval questions")
+    check_all_fit(sets, tokenizer, models.context_of(name, resolved), "eval questions")
     return put_together(resolved, grader, model, tokenizer, sets[MAIN], sets)

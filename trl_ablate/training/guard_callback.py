@@ -33,8 +33,7 @@ class GuardCallback(TrainerCallback):
 
     It prints alerts, sends them to trackio and its webhooks if `report_to` has it, writes
     `OUTPUT_DIR/guard/metrics.jsonl` and `alerts.jsonl`, which `trl-ablate inspect OUTPUT_DIR`
-    reads, and prints a verdict with what to try at the end. It changes nothing else: a run has the
-    same weights with it, unless a rule stops it (by default only `nonfinite` does).
+    reads, and prints a verdict with what to try at the end. It changes nothing else.
 
     Args:
         arguments: rules and thresholds; default: `GuardArguments()`.

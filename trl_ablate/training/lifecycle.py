@@ -23,49 +23,33 @@ from trl_ablate.errors import PublishError
 from trl_ablate.guard.rules import NONFINITE
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import grader_of
-from trl_ablate.run.checkpoints import (
-    agreed_checkpoint,
-    check_record,
-    check_something_to_resume,
-    rewind,
-    step_of,
-)
-from trl_ablate.run.directory import PREEMPTED, Mode, Outcome, RunDirectory, claimed, delete
-from trl_ablate.run.failures import ENDED_EARLY, EndedEarly, ended_by_exit, is_divergence
-from trl_ablate.run.identity import (
-    changed_batches,
-    changed_settings,
-    check_same_run,
-    described,
-    portable,
-    provenance,
-    utc_now,
+from trl_ablate.run import checkpoints, failures, identity
+from trl_ablate.run.directory import (
+    OF_A_STOP,
+    PREEMPTED,
+    Mode,
+    Outcome,
+    RunDirectory,
+    claimed,
+    delete,
 )
 from trl_ablate.run.json_files import read_object
 from trl_ablate.run.masking import Masker, known_secrets
 from trl_ablate.run.termination import Termination
 from trl_ablate.run.untrusted import on_one_line
 from trl_ablate.trainer.ablation import AblationTrainer
+from trl_ablate.training import callbacks
 from trl_ablate.training.building import build_trainer
-from trl_ablate.training.callbacks import (
-    BestCheckpoint,
-    LiveLine,
-    Preemption,
-    RolloutWriter,
-    save_whole,
-)
 from trl_ablate.training.dashboard import export_static, new_run_name
 from trl_ablate.training.guard_callback import GuardCallback
 from trl_ablate.training.machine import check_device
 
 FINGERPRINTED = 256
-"""Values of each weight that enter its fingerprint."""
+"""Values of each weight."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """The arguments that a run is started with."""
-
     resolved: Resolved
     mode: Mode
     console: Console
@@ -82,12 +66,10 @@ class Start:
 
 
 class Prepared(NamedTuple):
-    """A trainer that can start, and what may end it before its last step."""
-
     trainer: AblationTrainer
-    best: BestCheckpoint
+    best: callbacks.BestCheckpoint
     guard: GuardCallback
-    preemption: Preemption
+    preemption: callbacks.Preemption
 
 
 def run(start: Start) -> Outcome:
@@ -97,9 +79,8 @@ def run(start: Start) -> Outcome:
             held.enter_context(claim(start))
         masker = masker_of(start)
         settings = masker.value(start.resolved.to_dict())
-        checkpoint, changed = to_resume(
-            start, portable(settings["settings"], settings.get("files", {}))
-        )
+        now = identity.portable(settings["settings"], settings.get("files", {}))
+        checkpoint, changed = to_resume(start, now)
         resolved = for_training(start, checkpoint)
         prepared, recorded = prepare(start, resolved), record(start, resolved, masker)
         earlier = start.directory.traces()  # a failed start leaves an earlier run as it is
@@ -125,25 +106,24 @@ def claim(start: Start) -> AbstractContextManager[None]:
 
 def to_resume(start: Start, settings: dict[str, Any]) -> tuple[Path | None, dict[str, list[Any]]]:
     """The checkpoint to resume from, and the settings that have changed since the run was started.
-
-    Refuses what would make another run; nothing is changed.
-    """
+    Refuses what would make another run; nothing is changed."""
     if start.mode != "resume":
         return None, {}
     directory, config = start.directory, start.resolved.config
-    checkpoint = agreed_checkpoint(directory.path, gather_object)
+    checkpoint = checkpoints.agreed_checkpoint(directory.path, gather_object)
     if not start.is_main:
         return checkpoint, {}
     changed: dict[str, list[Any]] = {}
     if directory.traces():
-        changed = changed_settings(directory.settings(), settings)
+        changed = identity.changed_settings(directory.settings(), settings)
         before = read_object(directory.config_file).get("config") or {}
-        defining = changed | changed_batches(before, vars(config))
-        check_same_run(directory.path, defining, SchedulerType(config.lr_scheduler_type).value)
+        defining = changed | identity.changed_batches(before, vars(config))
+        schedule = SchedulerType(config.lr_scheduler_type).value
+        identity.check_same_run(directory.path, defining, schedule)
     if checkpoint is None:
-        check_something_to_resume(directory)
+        checkpoints.check_something_to_resume(directory)
     else:
-        check_record(directory, checkpoint, config.best_metric)
+        checkpoints.check_record(directory, checkpoint, config.best_metric)
     start.console.print(f"resuming from {checkpoint or 'the start: no checkpoint was saved'}")
     return checkpoint, changed
 
@@ -157,17 +137,13 @@ def for_training(start: Start, checkpoint: Path | None) -> Resolved:
     evaluates = config.eval_strategy != "no"  # else there is no set to evaluate
     config.eval_on_start = evaluates and config.eval_on_start and checkpoint is None
     directory = start.directory  # in trackio a new name, or after a resume the same as before
-    resumes = start.mode == "resume" and directory.run_file.exists()
-    before = directory.read().get("run_name") if resumes else None
+    before = directory.record().get("run_name") if start.mode == "resume" else None
     config.run_name = before or new_run_name(config.run_name or directory.path.name)
     return dataclasses.replace(start.resolved, config=config)
 
 
 def begin_record(
-    start: Start,
-    settings: dict[str, Any],
-    changed: dict[str, list[Any]],
-    checkpoint: Path | None,
+    start: Start, settings: dict[str, Any], changed: dict[str, list[Any]], checkpoint: Path | None
 ) -> None:
     """Delete a run that is overwritten, or what one that is resumed recorded after the checkpoint;
     write the settings, and which of them have changed."""
@@ -177,13 +153,13 @@ def begin_record(
     if start.mode == "overwrite":
         delete(directory)
     elif start.mode == "resume":
-        rewind(directory, checkpoint)
+        checkpoints.rewind(directory, checkpoint)
     directory.write_config(settings)
     if not changed:
         return
-    start.console.print(f"resuming with changed settings: {described(changed)}")
-    step = step_of(checkpoint) if checkpoint else 0
-    entry = {"at": utc_now(), "step": step, "settings": changed}
+    start.console.print(f"resuming with changed settings: {identity.described(changed)}")
+    step = checkpoints.step_of(checkpoint) if checkpoint else 0
+    entry = {"at": identity.utc_now(), "step": step, "settings": changed}
     history = directory.read().get("changed_settings", [])
     directory.update(changed_settings=[*history, entry])
 
@@ -195,8 +171,8 @@ def masker_of(start: Start) -> Masker:
 
 @contextmanager
 def record(start: Start, resolved: Resolved, masker: Masker) -> Iterator[Outcome]:
-    """Keep `run.json` up to date until the run ends, however it ends: what identifies the run, its
-    code and its machine, and at last how it ended."""
+    """Keep `run.json` up to date until the run ends: what identifies the run, its code and its
+    machine, and at last how it ended."""
     if not start.is_main:
         yield Outcome()
         return
@@ -205,12 +181,9 @@ def record(start: Start, resolved: Resolved, masker: Masker) -> Iterator[Outcome
     entries = {
         "recipe": resolved.recipe.name,
         "profile": resolved.profile,
-        "arm": config.arm,
-        "study": config.study,
-        "seed": config.seed,
-        "run_name": config.run_name,
+        **{name: vars(config)[name] for name in ("arm", "study", "seed", "run_name")},
         "command": masker.words(start.command),
-        **provenance(),
+        **identity.provenance(),
         "gpus": gpus,
         **({"gpu": torch.cuda.get_device_name(config.device)} if gpus else {}),
     }
@@ -220,15 +193,14 @@ def record(start: Start, resolved: Resolved, masker: Masker) -> Iterator[Outcome
 
 @contextmanager
 def prepare(start: Start, resolved: Resolved) -> Iterator[Prepared]:
-    """Load everything that the training needs."""
     directory, config = start.directory, resolved.config
     disable_progress_bar()  # `LiveLine` is shown instead
-    live = LiveLine(start.console)
-    rollouts = RolloutWriter(directory, config.num_rollouts_saved, config.seed)
-    best = BestCheckpoint(directory, config.best_metric)
+    live = callbacks.LiveLine(start.console)
+    rollouts = callbacks.RolloutWriter(directory, config.num_rollouts_saved, config.seed)
+    best = callbacks.BestCheckpoint(directory, config.best_metric)
     per_step = config.grpo_steps_per_optimizer_step
     guard = GuardCallback(resolved.guard, run=directory, per_step=per_step, console=start.console)
-    preemption = Preemption(start.termination)
+    preemption = callbacks.Preemption(start.termination)
     with closing(live), grader_of(resolved.task) as grader:
         watching = [guard, rollouts, best, live]
         trainer = build_trainer(resolved, grader, watching)
@@ -246,21 +218,23 @@ def train(start: Start, ready: Prepared, checkpoint: Path | None, outcome: Outco
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except SystemExit as error:
-        raise ended_by_exit(error) from error
+        raise failures.ended_by_exit(error) from error
     except RuntimeError as error:
-        if not is_divergence(error):
+        if not failures.is_divergence(error):
             raise
-        outcome.diverged(grpo_steps_of(trainer))
+        step = grpo_steps_of(trainer)
+        outcome.stopped(failures.DIVERGED.format(step=step), diverged_at=step)
         return
     if alert := ready.guard.stopped_by:
         diverged = {"diverged_at": grpo_steps_of(trainer)} if alert.rule == NONFINITE else {}
-        outcome.stopped(f"guard: {alert.sentence}", **alert.numbers(), **diverged)
+        numbers = {name: one for name, one in vars(alert).items() if name in OF_A_STOP}
+        outcome.stopped(f"guard: {alert.sentence}", **numbers, **diverged)
     if ready.preemption.ended_run:
         outcome.stopped(PREEMPTED)
     reached, wanted = trainer.state.global_step, trainer.state.max_steps
     if outcome.status == "finished" and reached < wanted:
-        raise EndedEarly(ENDED_EARLY.format(reached=reached, wanted=wanted))
-    save_whole(trainer, start.directory.checkpoint_last)
+        raise failures.EndedEarly(failures.ENDED_EARLY.format(reached=reached, wanted=wanted))
+    callbacks.save_whole(trainer, start.directory.checkpoint_last)
     ready.best.check()
 
 
@@ -278,16 +252,12 @@ def fingerprint(model: Any) -> str | None:
 
 
 def grpo_steps_of(trainer: AblationTrainer) -> float:
-    """The number of GRPO steps that a training has taken."""
     return float(trainer.state.global_step * trainer.args.grpo_steps_per_optimizer_step)
 
 
 def publish(start: Start) -> Iterator[str]:
-    """Publish a finished run as configured; yields a line for each place.
-
-    A failure does not change the run. It is a `PublishError`, which names the command that
-    publishes the run later.
-    """
+    """Publish a finished run as configured; yields a line for each place. A failure is a
+    `PublishError`, which names the command that publishes the run later."""
     from trl_ablate.hub import publish_command, push_run
 
     config = start.resolved.config

@@ -1,8 +1,7 @@
 """Whether a recipe can run on this machine, what is missing, and the command that fixes it.
 
-`look_around` probes the machine; all other functions are pure functions of its result and of the
-resolved recipe. Nothing is loaded or downloaded, and the network is not used. torch is imported
-late, so that the doctor can report a missing one.
+Nothing is loaded or downloaded, and the network is not used. torch is imported late, so that the
+doctor can report a missing one.
 """
 
 import importlib.util
@@ -47,8 +46,6 @@ LOGIN = "hf auth login"
 
 @dataclass(frozen=True)
 class Machine:
-    """The result of probing a machine."""
-
     python: str
     cores: int
     memory_gib: float
@@ -75,9 +72,9 @@ class Finding:
 
 
 def look_around(output_dir: Path) -> Machine:
-    """Probe this machine, for a run in `output_dir`."""
-    there = next(part for part in (output_dir.absolute(), *output_dir.absolute().parents)
-                 if part.exists())  # fmt: skip
+    there = output_dir.absolute()
+    while not there.exists():
+        there = there.parent
     return Machine(
         python=platform.python_version(),
         cores=cores(),
@@ -107,25 +104,23 @@ def check_packages(
 ) -> list[Finding]:
     """Compare required packages with the installed ones; those on demand only if wanted. What vLLM
     needs of other packages counts where it is installed; else its own line installs it all."""
-    findings = {}
+    findings: dict[str, Finding] = {}
     extras = {*wanted} if "vllm" in versions else {*wanted} - {"vllm"}
-    for line in requirements:
-        requirement = Requirement(line)
-        name = canonicalize_name(requirement.name)
-        marker = requirement.marker
+    for requirement in map(Requirement, requirements):
+        name, marker = canonicalize_name(requirement.name), requirement.marker
         applies = (e for e in ("vllm", "") if (marker.evaluate({"extra": e}) if marker else not e))
         extra = next(applies, None)
-        if extra is None or (extra and extra not in (name, *extras)):
-            continue
-        if name in findings and findings[name].stops:
+        left_out = extra is None or (extra and extra not in (name, *extras))
+        if left_out or (name in findings and findings[name].stops):
             continue
         found = versions.get(name)
         good = found is not None and requirement.specifier.contains(found, prereleases=True)
         needs = f" (needs {requirement.specifier})" if found and not good else ""
+        source = f"trl-ablate[{extra}]" if extra else str(requirement).partition(";")[0]
         findings[name] = Finding(
             name,
             f"{found or 'not installed'}{needs}",
-            None if good else _install(requirement, extra),
+            None if good else f"pip install '{source}'",
             needed=name not in ON_DEMAND or name in wanted,
         )
     return [findings[name] for name in sorted(findings)]
@@ -177,17 +172,10 @@ def _check_disk(resolved: "Resolved", machine: Machine) -> Finding:
     where = f"for {resolved.config.output_dir}"
     if not machine.writable:
         return Finding("disk", f"no permission to write {where}", elsewhere)
+    lacks = machine.free_gib < wanted
     free = f"{machine.free_gib:.1f} GiB free {where}"
-    if machine.free_gib < wanted:
-        return Finding("disk", f"{free}, but {wanted:.0f} GiB are needed", elsewhere)
-    return Finding("disk", free)
-
-
-def _install(requirement: Requirement, extra: str) -> str:
-    if extra:
-        return f"pip install 'trl-ablate[{extra}]'"
-    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
-    return f"pip install '{requirement.name}{extras}{requirement.specifier}'"
+    short = f", but {wanted:.0f} GiB are needed" * lacks
+    return Finding("disk", free + short, elsewhere if lacks else None)
 
 
 def _gpus() -> tuple[tuple[str, float], ...]:
@@ -252,6 +240,7 @@ def is_here(package: str) -> bool:
 def _packages_for(resolved: "Resolved") -> list[tuple[str, str]]:
     """Settings of the recipe that need an extra package, each with the package's name."""
     config, model = resolved.config, resolved.model
+    quantized = config.cache_implementation == "quantized"
     wanted = [
         (resolved.task.dataset.startswith(GYM), "dataset is of reasoning-gym", "reasoning-gym"),
         (config.use_vllm, "use_vllm is true", "vllm"),
@@ -260,10 +249,6 @@ def _packages_for(resolved: "Resolved") -> list[tuple[str, str]]:
         (model.load_in_4bit, "load_in_4bit is true", "bitsandbytes"),
         (model.load_in_8bit, "load_in_8bit is true", "bitsandbytes"),
         (config.deepspeed is not None, "deepspeed is given", "deepspeed"),
-        (
-            config.cache_implementation == "quantized",
-            "cache_implementation is 'quantized'",
-            "optimum-quanto",
-        ),
+        (quantized, "cache_implementation is 'quantized'", "optimum-quanto"),
     ]
     return [(what, package) for asked, what, package in wanted if asked]

@@ -1,7 +1,6 @@
 """Which model a run starts from, and whether its files are whole: errors are one sentence.
 
-Every library has its own error for a file that is cut off, and for some that are missing none:
-without its vocabulary a tokenizer is made that knows no word.
+Every library has its own error for a file that is cut off, and for some that are missing none.
 """
 
 import re
@@ -72,7 +71,7 @@ def load_tokenizer(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:
 
 def read_calls(tokenizer: PreTrainedTokenizerBase) -> None:
     """Read calls in a chat template that TRL does not know as Qwen writes them: JSON in
-    `<tool_call>` tags. TRL reads them only in its own templates, or as the tokenizer says."""
+    `<tool_call>` tags."""
     from trl.chat_template_utils import add_response_schema, qwen3_template
 
     own = (vars(tokenizer).get(name) for name in ("response_template", "response_schema"))
@@ -83,25 +82,19 @@ def read_calls(tokenizer: PreTrainedTokenizerBase) -> None:
     except ValueError:
         fields: dict[str, Any] = cast(Any, qwen3_template)["fields"]
         end = {"close_pattern": re.escape(str(tokenizer.eos_token)) + r"\s*", "content": "text"}
+        asked = [{"role": "user", "content": "?"}]
+        opened, without = (
+            str(tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=opens))
+            for opens in (True, False)
+        )
         cast(Any, tokenizer).response_template = {
             **qwen3_template,
-            "start_anchor": _opening_of_an_answer(tokenizer),
+            "start_anchor": opened.removeprefix(without),  # such as <|assistant|>
             "fields": {**fields, "content": end},
         }
 
 
-def _opening_of_an_answer(tokenizer: PreTrainedTokenizerBase) -> str:
-    """What the chat template writes before an answer, such as `<|assistant|>`."""
-    asked = [{"role": "user", "content": "?"}]
-    with_opening, without = (
-        str(tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=opens))
-        for opens in (True, False)
-    )
-    return with_opening.removeprefix(without)
-
-
 def _chat_template(file: str) -> str:
-    """The text of a chat template, if Jinja can read it."""
     from jinja2 import TemplateSyntaxError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -140,11 +133,9 @@ def check_vocabulary(
 
 def check_finite(model: torch.nn.Module, name: str) -> None:
     """Refuse weights that are NaN or infinite: no training gets rid of them."""
+    kinds = (torch.float32, torch.float16, torch.bfloat16)
     for key, weight in model.named_parameters():
-        if (
-            weight.dtype in (torch.float32, torch.float16, torch.bfloat16)
-            and not torch.isfinite(weight).all()
-        ):
+        if weight.dtype in kinds and not torch.isfinite(weight).all():
             raise ConfigurationError(
                 f"{name} has weights that are no numbers (NaN or infinite), first in {key}; start "
                 "from another model"
@@ -152,8 +143,8 @@ def check_finite(model: torch.nn.Module, name: str) -> None:
 
 
 def check_model(model: str, resolved: Resolved) -> PreTrainedConfig:
-    """Its config can be read and, if it is a folder, its weights are there, as safetensors, and
-    all that the architecture has."""
+    """Refuse a model whose config cannot be read or, of a folder, whose safetensors are not all
+    that the architecture has."""
     config = _config_of(model, resolved)
     tied = getattr(config.get_text_config(), "tie_word_embeddings", False)
     if tied and resolved.config.cast_lm_head_to_fp32 and resolved.model.use_peft:
@@ -172,12 +163,9 @@ def check_model(model: str, resolved: Resolved) -> PreTrainedConfig:
 
 
 def context_of(model: str, resolved: Resolved) -> int | None:
-    """The tokens that a model was made for; None where its config does not say.
-
-    Of an adapter, those of its base are known once the base is loaded.
-    """
+    """The tokens that a model was made for; None where its config does not say."""
     if is_adapter(model):
-        return None
+        return None  # those of its base are known once the base is loaded
     return _config_of(model, resolved).get_text_config().to_dict().get("max_position_embeddings")
 
 
@@ -263,7 +251,7 @@ def silent():
 
 
 def checked_tokenizer(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:
-    """Its tokenizer, once its files were found to be whole."""
+    """The tokenizer of a model whose files are whole."""
     if is_adapter(model):
         raise ConfigurationError(
             f"{model} is an adapter, and a training starts from a whole model; name its base, or "
@@ -295,24 +283,23 @@ def merged_adapter(folder: str, resolved: Resolved) -> PreTrainedModel:
 
 def starting_point(resolved: Resolved) -> str:
     """Model id or folder that training starts from."""
-    start = resolved.task.start
-    if start == "base":
-        if resolved.model.model_name_or_path is None:
-            raise ConfigurationError(
-                f"profile '{resolved.profile}' names no model; give --model_name_or_path"
-            )
-        return resolved.model.model_name_or_path
-    starts = resolved.task.starts or {}
-    if start not in starts:
+    start, starts = resolved.task.start, resolved.task.starts or {}
+    if start != "base" and start not in starts:
         raise ConfigurationError(
             f"start is '{start}', but profile '{resolved.profile}' has no such entry in starts (it "
             f"has: base, {', '.join(starts)}); add it there"
         )
-    return starts[start]
+    name = resolved.model.model_name_or_path if start == "base" else starts[start]
+    if name is None:
+        raise ConfigurationError(
+            f"profile '{resolved.profile}' names no model; give --model_name_or_path"
+        )
+    return name
 
 
-def resolve_model(name: str) -> str:
-    """`miniature/WORLD/STAGE` as the folder that it is built in; others as they are."""
+def starting_model(resolved: Resolved) -> str:
+    """The same; `miniature/WORLD/STAGE` as the folder that it is built in."""
+    name = starting_point(resolved)
     if not is_miniature(name):
         return name
     world, stage = world_of_model(name)

@@ -27,23 +27,14 @@ def task_rewards(
     *,
     called_by_trl: bool = True,
 ) -> Rewards:
-    """The rewards of `reward_funcs`, or else of the template (or of `reward`).
-
-    Args:
-        called_by_trl: reward models stay models, which TRL calls; else they become functions.
-    """
+    """The rewards of `reward_funcs`, or else of the template (or of `reward`). Reward models stay
+    models if TRL calls them; else they become functions."""
     if task.only_environment_rewards:
         return Rewards([], [])
-
-    def load(name: str) -> Any:
-        model = _model(name, resolved)
-        kwargs = cast(Any, resolved.config.chat_template_kwargs)
-        return model if called_by_trl else ModelReward(model, kwargs)
-
     tools = Tools(
         grader,
         task.form,
-        load,
+        functools.partial(_model, resolved=resolved, called_by_trl=called_by_trl),
         eos_token_ids=(cast(int, tokenizer.eos_token_id),),
         special_token_ids=tuple(tokenizer.all_special_ids),
         timeout=task.reward_timeout,
@@ -59,20 +50,18 @@ def rewards_of_sets(
     resolved: Resolved, tokenizer: PreTrainedTokenizerBase, grader: MathGrader
 ) -> dict[str, Rewards]:
     """The rewards of the `eval_sets` that have their own."""
-    task = resolved.task
+    tasks = {name: resolved.task.evaluation_task(name) for name in resolved.task.sets_with_rewards}
     return {
-        name: task_rewards(
-            task.evaluation_task(name), tokenizer, grader, resolved, called_by_trl=False
-        )
-        for name in task.sets_with_rewards
+        name: task_rewards(task, tokenizer, grader, resolved, called_by_trl=False)
+        for name, task in tasks.items()
     }
 
 
-def _model(name: str, resolved: Resolved) -> Any:
+def _model(name: str, resolved: Resolved, called_by_trl: bool) -> Any:
     """A reward model as TRL loads it, from safetensors; its own code runs only if trusted."""
     fix = "give the Hub id or the folder of a sequence classification model with one label"
     with one_sentence(f"reward model {name}", fix):
-        return AutoModelForSequenceClassification.from_pretrained(
+        model = AutoModelForSequenceClassification.from_pretrained(
             name.rstrip("/"),  # TRL names the reward by the last part
             num_labels=1,
             dtype=resolved.model.dtype,
@@ -80,6 +69,8 @@ def _model(name: str, resolved: Resolved) -> Any:
             trust_remote_code=resolved.config.trust_remote_code,
             use_safetensors=True,
         )
+    kwargs = cast(Any, resolved.config.chat_template_kwargs)
+    return model if called_by_trl else ModelReward(model, kwargs)
 
 
 def with_styles_logged(rewards: Sequence[RewardFunction], dataset: str) -> list[RewardFunction]:
@@ -92,8 +83,6 @@ def with_styles_logged(rewards: Sequence[RewardFunction], dataset: str) -> list[
 
 
 def logging_styles(reward: RewardFunction, task: Task) -> RewardFunction:
-    """The reward function, which also logs the styles of the completions that it rewards."""
-
     @functools.wraps(reward)
     def rewarded(prompts, completions, completion_ids, *args: Any, log_metric=None, **kwargs: Any):
         marks = reward(prompts, completions, completion_ids, *args, log_metric=log_metric, **kwargs)
@@ -108,18 +97,11 @@ def logging_styles(reward: RewardFunction, task: Task) -> RewardFunction:
 
 
 def style_values(
-    task: Task,
-    completions: Sequence[Any],
-    rewards: Sequence[float | None],
-    lengths: Sequence[int],
+    task: Task, completions: Sequence[Any], rewards: Sequence[float | None], lengths: Sequence[int]
 ) -> dict[str, list[float]]:
     """For each style of the world (`direct`, `terse`, `full`): whether each completion is in it (1
-    or 0), and the rewards and the lengths in tokens of those that are.
-
-    Their means are metrics of training and of evaluation: `style/direct`, `style/direct_reward`,
-    `style/direct_length`. TRL takes the mean of all values of all processes, so each is logged by
-    itself. A style without completions has a share of 0 and no other metric.
-    """
+    or 0), and the rewards and the lengths in tokens of those that are. TRL takes the mean of all
+    values of all processes, so each is logged by itself."""
     styles = [task.style_of(completion_text(completion)) for completion in completions]
     found: dict[str, list[float]] = {}
     for style in task.styles:

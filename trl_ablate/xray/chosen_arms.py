@@ -36,8 +36,6 @@ SAME: dict[str, tuple[Role, ...]] = {
 
 @dataclass(frozen=True)
 class XrayArm:
-    """A named, resolved arm."""
-
     name: str
     resolved: Resolved
     against: str | None = None
@@ -68,18 +66,22 @@ def arms_of(
     words = [given] if isinstance(given, (str, os.PathLike)) else list(given)
     settings = read_overrides(overrides)
     found: list[XrayArm] = []
+    times = Counter()
     for word in map(str, words):
-        found += _of_study(word, profile, settings) or [_of_recipe(word, profile, settings)]
+        for arm in _of_study(word, profile, settings) or [_of_recipe(word, profile, settings)]:
+            times[arm.name] += 1
+            number = f" ({times[arm.name]})" * (times[arm.name] > 1)
+            found.append(dataclasses.replace(arm, name=arm.name + number))
     if not found:
         raise ConfigurationError("there are no arms; name recipes, or a study")
-    return _named_apart(found)
+    return found
 
 
 def chosen(arms: Sequence[XrayArm], reference: str | None) -> XrayArm:
     """The reference among the arms; the first if none is named."""
+    names = {arm.name: arm for arm in arms}
     if reference is None:
         return arms[0]
-    names = {arm.name: arm for arm in arms}
     if reference not in names:
         raise ConfigurationError(
             f"--reference {reference} is not among the arms"
@@ -118,16 +120,15 @@ def _of_study(word: str, profile: str | None, settings: Mapping[str, Any]) -> li
     if not (is_file or word in shipped_studies()):
         return []
     study = load_study(study_path(word))
-    arms = {arm.name: arm for arm in study.arms}
-    shown = {name: name for name in arms}
+    shown = {arm.name: arm.name for arm in study.arms}
     if study.tuning is not None:
         shown = {each[len(each) // 2]: arm for arm, each in study.tuning.arms.items()}
     found = []
-    for name, arm in arms.items():
-        if name in shown:
-            own = {**study.overrides, **arm.overrides, **settings, "arm": name}
+    for arm in study.arms:
+        if name := shown.get(arm.name):
+            own = {**study.overrides, **arm.overrides, **settings, "arm": arm.name}
             resolved = load_recipe(arm.recipe, profile or study.profile, own)
-            found.append(XrayArm(shown[name], resolved, study.against.get(shown[name])))
+            found.append(XrayArm(name, resolved, study.against.get(name)))
     return found
 
 
@@ -142,13 +143,3 @@ def _of_recipe(word: str, profile: str | None, settings: Mapping[str, Any]) -> X
             "changes nothing; remove one of the two"
         )
     return XrayArm(name, resolved)
-
-
-def _named_apart(arms: Sequence[XrayArm]) -> list[XrayArm]:
-    times = Counter()
-    found = []
-    for arm in arms:
-        times[arm.name] += 1
-        number = f" ({times[arm.name]})" * (times[arm.name] > 1)
-        found.append(dataclasses.replace(arm, name=arm.name + number))
-    return found

@@ -2,13 +2,11 @@
 
 Both read the same stored rollouts, alternately for several rounds: a training of the reference with
 its optimizer, of which the training phase is measured (`time/train`: forward, backward, update),
-and the X-ray, of which everything is measured that follows the one-time start. The first rollout
-batch of a round is warm-up and is not counted.
+and the X-ray, of which everything is measured that follows the one-time start.
 """
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from trl_ablate.bench.modes import OfXray
 from trl_ablate.bench.timing import Result, ratio, timed
@@ -33,7 +31,11 @@ def bench(asked: OfXray) -> Result:
         training: list[float] = []
         arm: list[float] = []
         for _ in range(asked.rounds):
-            training += _training_phases(resolved, sources)[1:]
+            trainer = make_trainer(resolved, sources, steps=batches, max_grad_norm=1.0)
+            trainer.reads(sources)
+            trainer.train()
+            rows = trainer.state.log_history
+            training += [row["time/train"] for row in rows if "time/train" in row][1:]
             taken, _ = take(resolved, Point(None), sources)
             arm += taken.seconds_B.tolist()[1:]
     table = [
@@ -42,11 +44,3 @@ def bench(asked: OfXray) -> Result:
     ]
     title = f"an arm of an X-ray, {asked.rows} completions a batch, {asked.recipe}"
     return title, table, {"training phases per arm and batch": ratio(arm, training)}
-
-
-def _training_phases(resolved: Any, sources: Sources) -> list[float]:
-    """Seconds of the training phase of each step; the batches are those of the X-ray."""
-    trainer = make_trainer(resolved, sources, steps=sources.batches, max_grad_norm=1.0)
-    trainer.reads(sources)
-    trainer.train()
-    return [row["time/train"] for row in trainer.state.log_history if "time/train" in row]

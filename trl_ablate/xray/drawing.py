@@ -7,7 +7,6 @@ tokens are those of the text, encoded again; rewards are computed again, as for 
 
 import itertools
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from trl_ablate.rewards import MathGrader
 from trl_ablate.run.json_files import read_jsonl
 from trl_ablate.switches import named
 from trl_ablate.training.building import task_dataset
-from trl_ablate.training.models import checked_tokenizer, resolve_model, starting_point
+from trl_ablate.training.models import checked_tokenizer, starting_model
 from trl_ablate.xray.chosen_arms import SAME, XrayArm
 from trl_ablate.xray.gradients import key_of
 from trl_ablate.xray.stored_rollouts import RolloutFolder
@@ -51,10 +50,9 @@ def drawn(
             stored in `folder`.
     """
     resolved, about = reference.resolved, about_rollouts(reference, point, seed, given)
-    recorded = None
-    if given is not None and given.suffix == ".jsonl":
-        recorded = read_recorded(given, resolved, batches)
-    as_given = given is not None and recorded is None
+    of_run = given is not None and given.suffix == ".jsonl"
+    recorded = read_recorded(given, resolved, batches) if given and of_run else None
+    as_given = given is not None and not of_run
     stored = RolloutFolder(given if given and as_given else folder)
     if as_given:
         stored.check({key: value for key, value in about.items() if key not in OF_THE_DRAW})
@@ -82,8 +80,7 @@ def about_rollouts(
     settings = reference.settings
     keys = named(*itertools.chain(*SAME.values()), "reward")
     about = {key: settings[key] for key in keys if key in settings} | {"files": reference.files}
-    folder = point.checkpoint
-    files = sorted(folder.glob("*.safetensors")) if folder else []
+    files = sorted(point.checkpoint.glob("*.safetensors")) if point.checkpoint else []
     weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     about |= {"seed": seed, "weights": key_of({"files": weights})}
     return about | ({"recorded": str(given)} if given else {})
@@ -101,8 +98,7 @@ def questions_of(resolved: Resolved, batches: int, seed: int) -> list[dict[str, 
 
 
 def training_set(resolved: Resolved) -> tuple[Dataset, Any]:
-    """The training questions, and the tokenizer."""
-    tokenizer = checked_tokenizer(resolve_model(starting_point(resolved)), resolved)
+    tokenizer = checked_tokenizer(starting_model(resolved), resolved)
     return task_dataset(resolved.task, "train", tokenizer), tokenizer
 
 
@@ -152,9 +148,7 @@ def read_recorded(
 def _tokens(response: str, config: Any, tokenizer: Any) -> list[int]:
     """The tokens of a response; its end-of-sequence token, which the text lacks, is added unless a
     stop string or the limit ended it."""
-    limit: int = config.max_completion_length
-    ids = list(tokenizer.encode(response, add_special_tokens=False))[:limit]
-    stops: Sequence[str] = config.stop or ()
-    if len(ids) < limit and not any(response.endswith(stop) for stop in stops):
-        ids.append(tokenizer.eos_token_id)
-    return ids
+    ids = tokenizer.encode(response, add_special_tokens=False)[: config.max_completion_length]
+    stopped = response.endswith(tuple(config.stop or ()))
+    cut = len(ids) == config.max_completion_length
+    return ids if stopped or cut else [*ids, tokenizer.eos_token_id]

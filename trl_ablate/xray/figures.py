@@ -83,17 +83,15 @@ class Directions:
 
 @dataclass(frozen=True)
 class ArmFigures:
-    """All figures of an arm at one point."""
-
     plain: Directions
     adam: Directions | None
     """After the optimizer's own scaling of every coordinate."""
     modules: dict[str, dict[str, float]]
     """Kind of module, or layer -> norm ratio and cosine of the mean gradients."""
     shares: dict[str, list[float]]
-    """See `gradients.py`: shares by class, which add up to 1."""
+    """By class of `gradients.py`; they add up to 1, or are all 0."""
     shifts: dict[str, float]
-    """Share of the gradient that is in other classes than the reference's."""
+    """Share that is in other classes than the reference's: half the sum of absolute differences."""
     tokens: dict[str, float]
 
 
@@ -103,13 +101,16 @@ def figures_of(arm: TakenGradients, reference: TakenGradients) -> ArmFigures:
                    *(one.norms_BK[:, k] for one in (arm, reference)))
         for k in range(arm.norms_BK.shape[1])
     ]  # fmt: skip
-    shares, others = ({by: _shares(one.pushes[by]) for by in BY} for one in (arm, reference))
+    shares, others = (
+        {by: one.pushes[by].sum(axis=0) / (one.pushes[by].sum() or 1.0) for by in BY}
+        for one in (arm, reference)
+    )
     return ArmFigures(
         plain=plain,
         adam=scaled[0] if scaled else None,
         modules=by_module(arm, reference),
         shares={by: one.tolist() for by, one in shares.items()},
-        shifts={by: shift(shares[by], others[by]) for by in BY},
+        shifts={by: float(np.abs(shares[by] - others[by]).sum() / 2) for by in BY},
         tokens=arm.tokens,
     )
 
@@ -117,7 +118,6 @@ def figures_of(arm: TakenGradients, reference: TakenGradients) -> ArmFigures:
 def directions(
     arm_BM: np.ndarray, reference_BM: np.ndarray, norms_B: np.ndarray, reference_norms_B: np.ndarray
 ) -> Directions:
-    """The figures from sketches and norms."""
     arm_BM, reference_BM = arm_BM.astype(float), reference_BM.astype(float)
     own_BB, reference_BB = arm_BM @ arm_BM.T, reference_BM @ reference_BM.T
     across_BB = arm_BM @ reference_BM.T
@@ -132,15 +132,17 @@ def directions(
         arm, reference = (_snr(one[np.ix_(rows, rows)]) for one in (own_BB, reference_BB))
         return None if arm is None or reference is None else arm / reference
 
-    cosines_B = batch_cosines(*map(np.diag, (own_BB, reference_BB, across_BB)))
-    known_B = cosines_B[~np.isnan(cosines_B)]
+    own_B, reference_B, across_B = map(np.diag, (own_BB, reference_BB, across_BB))
+    lengths_B = np.sqrt(own_B * reference_B)
+    cosines_B = (across_B / np.where(lengths_B == 0, 1.0, lengths_B)).clip(-1, 1)
+    cosines_B = cosines_B[~np.isnan(cosines_B) & ((own_B != 0) | (reference_B != 0))]
     signal, noise = _signal_and_noise(own_BB)
     everything = np.arange(len(arm_BM))
     return Directions(
         norm_ratio=_ratio(float(np.mean(norms_B)), float(np.mean(reference_norms_B))),
-        cosine_batch=float(known_B.mean()) if len(known_B) else math.nan,
-        cosine_batch_interval=_of_mean(known_B),
-        cosine_batch_min=float(known_B.min()) if len(known_B) else math.nan,
+        cosine_batch=float(cosines_B.mean()) if len(cosines_B) else math.nan,
+        cosine_batch_interval=_of_mean(cosines_B),
+        cosine_batch_min=float(cosines_B.min()) if len(cosines_B) else math.nan,
         cosine_mean=mean_cosine(everything),
         cosine_mean_interval=jackknife(mean_cosine, len(everything)),
         self_cosine=_self_cosine(own_BB),
@@ -150,13 +152,6 @@ def directions(
         steadiness=steadiness(everything),
         steadiness_interval=jackknife(steadiness, len(everything)),
     )
-
-
-def batch_cosines(own_B: np.ndarray, reference_B: np.ndarray, across_B: np.ndarray) -> np.ndarray:
-    """From squared norms and inner products; NaN where both are zero, 0 where one is."""
-    lengths_B = np.sqrt(own_B * reference_B)
-    cosines_B = across_B / np.where(lengths_B == 0, 1.0, lengths_B)
-    return np.where((own_B == 0) & (reference_B == 0), np.nan, cosines_B.clip(-1, 1))
 
 
 def _self_cosine(gram_BB: np.ndarray) -> float:
@@ -187,7 +182,6 @@ def _off_diagonal(table_BB: np.ndarray) -> float:
 
 
 def floor_of(reference: TakenGradients) -> float | None:
-    """See the module; None with a single batch."""
     sketches_BM = reference.sketches_BKM[:, 0].astype(float)
     if len(sketches_BM) < 2:
         return None
@@ -201,6 +195,10 @@ def cosine(one: np.ndarray, other: np.ndarray) -> float:
 
 def _cosine(product: float, lengths: float) -> float:
     return float(np.clip(product / lengths, -1, 1)) if lengths else math.nan
+
+
+def _ratio(one: float, other: float) -> float:
+    return one / other if other else math.nan
 
 
 def by_module(arm: TakenGradients, reference: TakenGradients) -> dict[str, dict[str, float]]:
@@ -218,16 +216,6 @@ def by_module(arm: TakenGradients, reference: TakenGradients) -> dict[str, dict[
         ratio = _ratio(float(np.linalg.norm(own)), float(np.linalg.norm(other)))
         found[name] = {"norm_ratio": ratio, "cosine": cosine(own, other)}
     return found
-
-
-def _shares(pushes_BC: np.ndarray) -> np.ndarray:
-    """The share of each class, `(C,)`; zeros if nothing was pushed."""
-    return pushes_BC.sum(axis=0) / (pushes_BC.sum() or 1.0)
-
-
-def shift(shares_C: np.ndarray, reference_C: np.ndarray) -> float:
-    """Half the sum of absolute differences: the share that is in another class."""
-    return float(np.abs(shares_C - reference_C).sum() / 2)
 
 
 def _of_mean(values_B: np.ndarray) -> Interval:
@@ -252,16 +240,9 @@ def jackknife(statistic: Callable[[np.ndarray], float | None], count: int) -> In
     return whole - half, whole + half
 
 
-def _ratio(one: float, other: float) -> float:
-    return one / other if other else math.nan
-
-
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of an arm at a point."""
-
     words: str
-    """Such as "other direction, steadier"."""
     sentence: str
     reweights: dict[str, float]
     """Share of the gradient that moved to another class; 0 below `SHIFTED`."""
@@ -300,18 +281,11 @@ def verdict_of(
     if named:
         shares = ", ".join(f"{name} {100 * reweights[name]:.0f} %" for name in named)
         sentence += f"; it moved to other classes by {shares}"
-    if noise := _noise(plain):
-        words += f", {noise}"
-        sentence += f"; signal to noise × {plain.steadiness:.2f}"
-    return Verdict(words, sentence, reweights)
-
-
-def _noise(plain: Directions) -> str | None:
-    """Steadier, noisier, or None where the batches do not tell."""
     ratio, interval = plain.steadiness, plain.steadiness_interval
-    if ratio is None or interval is None or abs(ratio - 1) < STEADY:
-        return None
-    return "steadier" if interval[0] > 1 else "noisier" if interval[1] < 1 else None
+    if ratio and interval and abs(ratio - 1) >= STEADY and not interval[0] <= 1 <= interval[1]:
+        words += ", steadier" if interval[0] > 1 else ", noisier"
+        sentence += f"; signal to noise × {ratio:.2f}"
+    return Verdict(words, sentence, reweights)
 
 
 def _rescales(ratio: float, adam: bool, steps: float) -> str:

@@ -29,7 +29,6 @@ BARS = {"sign": "advantage: +, −", "length": "length, by quarter", "difficulty
 
 
 def draw(result: "Xray") -> bytes:
-    """The picture as PNG."""
     arms, rows = list(result.against), len(result.points)
     height = max(LEAST_HEIGHT, HEIGHT_OF_AN_ARM * len(arms) + 0.9)
     with matplotlib.rc_context(STYLE):
@@ -64,20 +63,21 @@ def _directions(axes: Axes, arms: Sequence[str], point: "XrayedPoint") -> None:
     axes.set_xscale("log")
     known = [plain.norm_ratio for plain in figures if plain.norm_ratio > 0]
     low, high = min(known, default=1) / 1.6, max(known, default=1) * 1.6
-    axes.set_xlim(low, high)
+    axes.set(xlim=(low, high), ylim=(lowest - 0.08, 1.04))
+    axes.set(xlabel="norm ratio", ylabel="cosine of the mean gradients")
     shown = [tick for tick in TICKS if low <= tick <= high]
     axes.set_xticks(shown, [f"{tick:g}" for tick in shown])
     axes.minorticks_off()
-    axes.set_ylim(lowest - 0.08, 1.04)
-    axes.set_xlabel("norm ratio")
-    axes.set_ylabel("cosine of the mean gradients")
     _title(axes, f"{point.title}; noise floor shaded")
 
 
 def _bars(axes: Axes, labels: Sequence[str], name: str, shares: Sequence[Sequence[float]]) -> None:
     for row, parts in enumerate(shares):
         for place, share in enumerate(parts):
-            colour = _shade(place, len(parts))
+            if len(parts) <= len(SHADES):
+                colour = SHADES[place * (len(SHADES) - 1) // max(1, len(parts) - 1)]
+            else:
+                colour = to_hex(matplotlib.colormaps["viridis"](place / (len(parts) - 1)))
             axes.barh(row, share, left=sum(parts[:place]), color=colour, height=0.72)
     axes.set_yticks(range(len(labels)), labels, parse_math=False, fontsize=8)
     for number, label in enumerate(axes.get_yticklabels()):
@@ -88,12 +88,6 @@ def _bars(axes: Axes, labels: Sequence[str], name: str, shares: Sequence[Sequenc
     axes.grid(False)
     axes.set_xticks([0, 0.5, 1], ["0", "½", "1"])
     _title(axes, BARS[name])
-
-
-def _shade(place: int, classes: int) -> str:
-    if classes <= len(SHADES):
-        return SHADES[place * (len(SHADES) - 1) // max(1, classes - 1)]
-    return to_hex(matplotlib.colormaps["viridis"](place / (classes - 1)))
 
 
 def _look(number: int) -> tuple[str, str]:

@@ -56,9 +56,8 @@ def xray(
         checkpoints: `checkpoint-N` folders of runs; none: the model that the reference starts from.
         batches: rollout batches at each checkpoint.
         drift: also take the gradients this many optimizer steps of the reference away.
-        reference: the arm that all others are compared with; default: in a study, the arm that it
-            compares each with; otherwise the first arm. It draws the rollouts; by default, the
-            first arm does.
+        reference: the arm that all others are compared with, and that draws the rollouts; default:
+            the first arm, and in a study, the arm that it compares each with.
         profile: as for `train`; default: that of the study or the recipe.
         overrides: settings for every arm, as for `train`.
         output: folder to write to and to continue from; None: nothing is kept.
@@ -69,11 +68,6 @@ def xray(
     found = arms_of(arms, profile, overrides)
     first = chosen(found, reference)
     skipped = {arm.name: why for arm in found if (why := out_of_reach(arm, first))}
-    if first.name in skipped:
-        raise ConfigurationError(
-            f"nothing can be compared with '{first.name}', whose rollouts all arms train on: "
-            f"{skipped[first.name]}; name another arm first, or as --reference"
-        )
     kept = [first, *(arm for arm in found if arm is not first and arm.name not in skipped)]
     places, given = [Path(one) for one in checkpoints], Path(rollouts) if rollouts else None
     is_main = first.resolved.config.process_index == 0
@@ -139,28 +133,29 @@ class _Comparison:
             "processes": config.world_size,
             "format": 2,
         }
-        keys = {
-            arm.name: key_of({"arm": arm.settings, "files": arm.files, **depends_on})
-            for arm in self.arms
-        }
-        files = {arm.name: place / f"{_slug(arm.name)}.npz" for arm in self.arms}
-        taken = {name: TakenGradients.read(file, keys[name]) for name, file in files.items()}
-        known = {name: one for name, one in taken.items() if one}
+        known: dict[str, TakenGradients] = {}
+        missing: list[tuple[XrayArm, Path, str]] = []
+        for arm in self.arms:
+            file = place / f"{_slug(arm.name)}.npz"
+            key = key_of({"arm": arm.settings, "files": arm.files, **depends_on})
+            if taken := TakenGradients.read(file, key):
+                known[arm.name] = taken
+            else:
+                missing.append((arm, file, key))
         note_file = place / "notes.txt"
         wait()
-        if len(known) == len(self.arms) and note_file.exists():
+        if not missing and note_file.exists():
             return known, note_file.read_text(encoding="utf-8").splitlines()
         point, notes = self._prepared(point, sources)
         if config.process_index == 0:
             place.mkdir(parents=True, exist_ok=True)
             note_file.write_text("\n".join(notes), encoding="utf-8")
-        for arm in self.arms:
-            if arm.name not in known:
-                self.say(f"{point.name}{f' + {point.drift}' * bool(point.drift)}: {arm.name}")
-                again = scores_again(arm, self.reference)
-                known[arm.name], _ = take(arm.resolved, point, sources, scores_again=again)
-                if config.process_index == 0:
-                    known[arm.name].write(files[arm.name], keys[arm.name])
+        for arm, file, key in missing:
+            self.say(f"{point.name}{f' + {point.drift}' * bool(point.drift)}: {arm.name}")
+            again = scores_again(arm, self.reference)
+            known[arm.name], _ = take(arm.resolved, point, sources, scores_again=again)
+            if config.process_index == 0:
+                known[arm.name].write(file, key)
         return known, notes
 
     def _prepared(self, point: Point, sources: Sources) -> tuple[Point, list[str]]:
@@ -173,9 +168,11 @@ class _Comparison:
             point = replace(point, divisors=stored_divisors(resolved, point, sources))
         if point.divisors is not None or not is_adam(resolved):
             return point, []
-        where = f"{point.name} has no plain second moments (optimizer.pt)"
         _, taker = take(resolved, point, sources, estimates=True)
-        note = f"{where}; they are estimated from the reference's gradients"
+        note = (
+            f"{point.name} has no plain second moments (optimizer.pt); they are estimated from the "
+            "reference's gradients"
+        )
         return replace(point, divisors=taker.estimated(ADAM_EPS)), [note]
 
     def _judged(
@@ -185,10 +182,11 @@ class _Comparison:
         adam, found = is_adam(self.reference.resolved), {}
         for name, other in self.against.items():
             figures, floor = figures_of(taken[name], taken[other]), floor_of(taken[other])
-            judged = verdict_of(figures, floor, adam=adam, steps=steps[name] / steps[other])
-            if not all(np.isfinite(taken[one].norms_BK).all() for one in (name, other)):
-                judged = NOT_FINITE
-            verdict = REFERENCE if name == other else judged
+            verdict = verdict_of(figures, floor, adam=adam, steps=steps[name] / steps[other])
+            if name == other:
+                verdict = REFERENCE
+            elif not all(np.isfinite(taken[one].norms_BK).all() for one in (name, other)):
+                verdict = NOT_FINITE
             seconds = float(taken[name].seconds_B.mean())
             found[name] = AtPoint(figures, verdict, steps[name], seconds)
         floor = floor_of(taken[self.reference.name])
@@ -220,11 +218,17 @@ def _check(
     rollouts: Path | None,
 ) -> None:
     """Refuse what cannot be compared, before anything is loaded."""
+    first = kept[0].name
+    if first in skipped:
+        raise ConfigurationError(
+            f"nothing can be compared with '{first}', whose rollouts all arms train on: "
+            f"{skipped[first]}; name another arm first, or as --reference"
+        )
     if len(kept) < 2:
         why = "; ".join(f"{name} {reason}" for name, reason in skipped.items())
         raise ConfigurationError(
-            f"no arm is left to compare with '{kept[0].name}'{f': {why}' if why else ''}; name "
-            "arms that differ in the objective alone"
+            f"no arm is left to compare with '{first}'{f': {why}' if why else ''}; name arms that "
+            "differ in the objective alone"
         )
     if batches < 1 or drift < 0:
         raise ConfigurationError(

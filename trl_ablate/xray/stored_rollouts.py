@@ -19,7 +19,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.json_files import read_jsonl, read_object, write_json, write_jsonl
 
 QUESTIONS, ABOUT = "questions.jsonl", "about.json"
-RAGGED = ("prompt_ids", "completion_ids", "logps", "sampling_logps")
+RAGGED = {"prompt_ids", "completion_ids", "logps", "sampling_logps"}
 DAMAGED = (OSError, ValueError, KeyError, BadZipFile)
 """What reading a damaged file of arrays raises."""
 
@@ -52,19 +52,36 @@ class RolloutFolder:
         self._read: dict[int, RolloutBatch] = {}
 
     def batch(self, number: int) -> RolloutBatch | None:
-        """A stored batch; None if it has not been drawn."""
-        if number not in self._read and self._file(number).exists():
-            self._read[number] = _read_batch(self._file(number))
+        file = self._file(number)
+        if number not in self._read and file.exists():
+            try:
+                arrays = read_arrays(file)
+                for name in RAGGED & arrays.keys():
+                    ends = np.cumsum(arrays.pop(f"{name}_lengths"))[:-1]
+                    arrays[name] = [part.tolist() for part in np.split(arrays[name], ends)]
+                names = arrays.pop("reward_names").tolist()
+                self._read[number] = RolloutBatch(**arrays, reward_names=names)
+            except DAMAGED as error:
+                raise ConfigurationError(
+                    f"{file} could not be read ({str(error)[:200]}); delete it, and it is drawn "
+                    "again"
+                ) from error
         return self._read.get(number)
 
     def put(self, number: int, batch: RolloutBatch, *, write: bool) -> None:
         """Keep a batch that was drawn; one process also writes it."""
         self._read[number] = batch
-        if write:
-            _write_batch(self._file(number), batch)
+        if not write:
+            return
+        arrays = {name: value for name, value in vars(batch).items() if value is not None}
+        for name in RAGGED & arrays.keys():
+            rows, kind = arrays[name], np.int64 if name.endswith("ids") else np.float32
+            arrays[name] = np.array([value for row in rows for value in row], kind)
+            arrays[f"{name}_lengths"] = np.array([len(row) for row in rows])
+        write_arrays(self._file(number), arrays)
 
     def batches(self, count: int) -> list[RolloutBatch]:
-        """The first `count` batches, all of which have been drawn."""
+        """The first batches, or a refusal."""
         found = [batch for number in range(count) if (batch := self.batch(number))]
         if len(found) < count:
             raise ConfigurationError(
@@ -106,32 +123,11 @@ class RolloutFolder:
 
 
 def write_arrays(file: Path, arrays: Mapping[str, Any]) -> None:
-    """Write atomically."""
     part = file.with_suffix(".part.npz")
     np.savez_compressed(part, **arrays)
     part.replace(file)
 
 
-def _write_batch(file: Path, batch: RolloutBatch) -> None:
-    arrays = {name: value for name, value in vars(batch).items() if value is not None}
-    for name in RAGGED:
-        if (rows := arrays.get(name)) is not None:
-            kind = np.int64 if name.endswith("ids") else np.float32
-            arrays[name] = np.array([value for row in rows for value in row], kind)
-            arrays[f"{name}_lengths"] = np.array([len(row) for row in rows])
-    write_arrays(file, arrays)
-
-
-def _read_batch(file: Path) -> RolloutBatch:
-    try:
-        with np.load(file, allow_pickle=False) as stored:
-            arrays: dict[str, Any] = {name: stored[name] for name in stored.files}
-        for name in RAGGED:
-            if name in arrays:
-                ends = np.cumsum(arrays.pop(f"{name}_lengths"))[:-1]
-                arrays[name] = [part.tolist() for part in np.split(arrays[name], ends)]
-        return RolloutBatch(**arrays | {"reward_names": arrays["reward_names"].tolist()})
-    except DAMAGED as error:
-        raise ConfigurationError(
-            f"{file} could not be read ({str(error)[:200]}); delete it, and it is drawn again"
-        ) from error
+def read_arrays(file: Path) -> dict[str, Any]:
+    with np.load(file, allow_pickle=False) as stored:
+        return dict(stored)

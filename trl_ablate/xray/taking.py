@@ -1,8 +1,7 @@
 """One arm at one point: its trainer, made as `train` makes it, and its gradients on the rollouts.
 
-A point is a checkpoint of the reference (or the model that it starts from) and, with a drift, k
-optimizer steps of the reference away from it. The trainer starts from the arm's own model, so a KL
-refers to that; then it loads the weights of the point.
+The trainer starts from the arm's own model, so a KL refers to that; then it loads the weights of
+the point.
 """
 
 import copy
@@ -25,19 +24,26 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.trainer.temporary import replaced
 from trl_ablate.training.building import put_together
-from trl_ablate.training.models import checked_tokenizer, resolve_model, silent, starting_point
+from trl_ablate.training.models import checked_tokenizer, silent, starting_model
 from trl_ablate.xray.gradients import BY, GradientTaker, Pushes, TakenGradients, divisors_of
 from trl_ablate.xray.trainer import Sources, XrayTrainer
 
 ADAM_EPS = 1e-8
-OPTIMIZER = "optimizer.pt"
 OF_THE_RECIPE = ("lr", "weight_decay")
 """Settings of an optimizer that its state in a checkpoint does not replace."""
+QUIET: dict[str, Any] = {
+    "max_grad_norm": 0.0, "shuffle_dataset": False, "eval_strategy": "no", "eval_on_start": False,
+    "save_strategy": "no", "load_best_model_at_end": False, "push_to_hub": False, "report_to": [],
+    "logging_strategy": "steps", "logging_steps": 1, "log_completions": False, "log_memory": False,
+    "disable_tqdm": True,
+}  # fmt: skip
+"""Settings of a trainer that does not clip, and writes and evaluates nothing."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """Where gradients are taken."""
+    """Where gradients are taken: a checkpoint of the reference, or its start, and with a drift so
+    many optimizer steps of the reference away from it."""
 
     checkpoint: Path | None
     """None: the model that the reference starts from."""
@@ -55,7 +61,7 @@ class Point:
 def make_trainer(
     resolved: Resolved, sources: Sources, *, steps: int, engine: bool = False, **changes: Any
 ) -> XrayTrainer:
-    """A trainer of an arm on the questions of the X-ray, which writes and evaluates nothing.
+    """A trainer of an arm on the questions of the X-ray.
 
     Args:
         steps: optimizer steps.
@@ -69,29 +75,11 @@ def make_trainer(
         )
     logging.disable_progress_bar()
     config = copy.copy(resolved.config)
-    settings = {
-        "output_dir": str(sources.work),
-        "max_steps": steps,
-        "max_grad_norm": 0.0,
-        "seed": sources.seed,
-        "shuffle_dataset": False,
-        "eval_strategy": "no",
-        "eval_on_start": False,
-        "save_strategy": "no",
-        "load_best_model_at_end": False,
-        "push_to_hub": False,
-        "report_to": [],
-        "logging_strategy": "steps",
-        "logging_steps": 1,
-        "log_completions": False,
-        "log_memory": False,
-        "disable_tqdm": True,
-        **changes,
-    }
-    for name, value in settings.items():
+    own = {"output_dir": str(sources.work), "max_steps": steps, "seed": sources.seed}
+    for name, value in {**QUIET, **own, **changes}.items():
         setattr(config, name, value)
     resolved = dataclasses.replace(resolved, config=config)
-    model = resolve_model(starting_point(resolved))
+    model = starting_model(resolved)
     tokenizer = checked_tokenizer(model, resolved)
     questions = Dataset.from_list(list(sources.questions))
     parts = (resolved, sources.grader, model, tokenizer, questions, {})
@@ -106,7 +94,6 @@ def make_trainer(
 
 
 def load_point(trainer: XrayTrainer, point: Point) -> None:
-    """Load the weights of the point into the trainer's model."""
     if point.checkpoint is not None:
         _load_checkpoint(trainer, point.checkpoint)
     if point.moved is not None:
@@ -134,7 +121,6 @@ def _load_checkpoint(trainer: XrayTrainer, checkpoint: Path) -> None:
 
 
 def trainable(trainer: XrayTrainer) -> dict[str, torch.nn.Parameter]:
-    """The parameters that are trained, by name."""
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     return {name: one for name, one in model.named_parameters() if one.requires_grad}
 
@@ -142,7 +128,7 @@ def trainable(trainer: XrayTrainer) -> dict[str, torch.nn.Parameter]:
 def load_optimizer(trainer: XrayTrainer, point: Point) -> None:
     """Create the trainer's optimizer, with its state in the checkpoint if there is one."""
     trainer.create_optimizer()
-    file = point.checkpoint / OPTIMIZER if point.checkpoint else None
+    file = point.checkpoint and point.checkpoint / "optimizer.pt"
     if file is None or not file.is_file():
         return
     state = torch.load(file, map_location=trainer.args.device, weights_only=True)
@@ -195,10 +181,8 @@ def take(
 
 
 def walk(resolved: Resolved, point: Point, sources: Sources) -> Point:
-    """The point after the reference has taken `point.drift` optimizer steps on its rollouts.
-
-    The optimizer continues from the checkpoint's state, at the recipe's learning rate.
-    """
+    """The point after the reference has taken `point.drift` optimizer steps on its rollouts, from
+    the checkpoint's optimizer state and at the recipe's learning rate."""
     clipping = {"max_grad_norm": resolved.config.max_grad_norm, "lr_scheduler_type": "constant"}
     trainer = make_trainer(resolved, sources, steps=point.drift, warmup_steps=0, **clipping)
     load_point(trainer, point)
@@ -233,7 +217,6 @@ def token_shares(trainer: XrayTrainer) -> dict[str, float]:
 
 
 def _summed(trainer: XrayTrainer, table: torch.Tensor) -> Any:
-    """Over all processes."""
     local = table.float().to(trainer.accelerator.device)
     total: Any = trainer.accelerator.reduce(local, reduction="sum")
     return total.cpu().double().numpy()

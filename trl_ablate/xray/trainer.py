@@ -27,8 +27,6 @@ token's log-probability, `(N, T)`."""
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-    """What all arms of a point share."""
-
     folder: RolloutFolder
     questions: Sequence[dict[str, Any]]
     batches: int
@@ -47,8 +45,6 @@ class XrayTrainer(AblationTrainer):
     _calls = 0
     _left = 0
     """Tokens of this process's part of the batch that the group filter got."""
-    lost_tokens: dict[str, int]
-    """Tokens of this process that were stored, masked, and dropped with their group."""
 
     def reads(
         self,
@@ -65,14 +61,19 @@ class XrayTrainer(AblationTrainer):
                 log-probabilities.
             scores_again: the arm's own reward functions score the stored completions.
         """
-        self._sources, self._folder = sources, sources.folder
+        self._sources = sources
         self._apart, self._scores_again, self._on_push = apart, scores_again, on_push
         self._drawn: dict[str, Any] = {}
-        self.lost_tokens = {"stored": 0, "masked": 0, "dropped": 0}
+        self.lost_tokens = {"stored": 0, "masked": 0, "dropped": 0}  # of this process
 
     @property
     def _number(self) -> int:
         return self._calls % self._sources.batches
+
+    @property
+    def _stored(self) -> RolloutBatch | None:
+        """The batch at hand; None if it has to be drawn."""
+        return self._sources.folder.batch(self._number)
 
     def _generate_and_score_completions(self, inputs):
         place = self.accelerator.process_index + 1000 * self._number
@@ -86,23 +87,24 @@ class XrayTrainer(AblationTrainer):
     def _generate_single_turn(
         self, prompt_ids, images, multimodal_fields, num_generations, **kwargs
     ):
-        stored = self._folder.batch(self._number)
+        stored, recorded = self._stored, self._sources.recorded
+        local = self._setting().local_rows(len(prompt_ids))
         if stored is None:
-            if self._sources.recorded is None:
+            if recorded is None:
                 drawn = super()._generate_single_turn(
                     prompt_ids, images, multimodal_fields, num_generations, **kwargs
                 )
             else:
-                ids = self._of_record(self._sources.recorded, len(prompt_ids))
+                of_all = len(prompt_ids) * self.accelerator.num_processes
+                ids = recorded[self._number * of_all :][local]
                 own = self.args.knows_sampler  # no other log-probabilities of theirs are known
                 drawn = ids, self._sampler_logps(prompt_ids, ids) if own else None
             self._drawn = {"prompt_ids": prompt_ids, "completion_ids": drawn[0]}
             self._drawn["sampling_logps"] = drawn[1]
             return drawn
-        local = self._setting().local_rows(len(prompt_ids))
         if [list(ids) for ids in prompt_ids] != stored.prompt_ids[local]:
             raise ConfigurationError(
-                f"the rollouts in {self._folder.path} answer other prompts than those of "
+                f"the rollouts in {self._sources.folder.path} answer other prompts than those of "
                 f"'{self.args.arm}': they are of another template, tokenizer or data; draw new "
                 "rollouts with another --output"
             )
@@ -111,18 +113,13 @@ class XrayTrainer(AblationTrainer):
             logps = stored.logps  # sampled by the trainer itself: its own are the engine's
         return stored.completion_ids[local], None if logps is None else logps[local]
 
-    def _of_record(self, recorded: list[list[int]], rows: int) -> list[list[int]]:
-        """This process's completions of the batch."""
-        first = self._number * rows * self.accelerator.num_processes
-        return recorded[first:][self._setting().local_rows(rows)]
-
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-        stored = self._folder.batch(self._number)
+        stored = self._stored
         if stored is None or self._scores_again:
             return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         if stored.reward_names != self.reward_func_names:
             raise ConfigurationError(
-                f"the rollouts in {self._folder.path} have the rewards "
+                f"the rollouts in {self._sources.folder.path} have the rewards "
                 f"{', '.join(stored.reward_names)}, and '{self.args.arm}' has "
                 f"{', '.join(self.reward_func_names)}; draw new rollouts with another --output"
             )
@@ -136,15 +133,17 @@ class XrayTrainer(AblationTrainer):
                 "an X-ray is for text without tools, but a batch has "
                 f"{', '.join(sorted(batch))}; leave out images, tools and environments"
             )
-        if self._folder.batch(self._number) is None:
+        if self._stored is None:
             self._store(found)
         local = self._setting().local_rows(len(batch["prompt_mask"]))
         if self._apart:
-            batch["old_per_token_logps"] = self._stored_logps(batch, local)
+            rows = self._stored.logps[local] if self._stored else []
+            logps_NT = torch.zeros(batch["completion_ids"].shape, device=self.accelerator.device)
+            for row, logps in enumerate(rows):
+                logps_NT[row, : len(logps)] = torch.tensor(logps)
+            batch["old_per_token_logps"] = logps_NT
             if self.mismatch.saves_a_forward or "importance_sampling_ratio" in batch:
-                ratio = self.mismatch.ratio(
-                    batch["old_per_token_logps"], batch, response_mask(batch)
-                )
+                ratio = self.mismatch.ratio(logps_NT, batch, response_mask(batch))
                 batch["importance_sampling_ratio"] = ratio  # that of the weights that sampled
         stored = sum(map(len, self._completion_ids))
         self._left = int(response_mask(batch).sum())
@@ -162,14 +161,6 @@ class XrayTrainer(AblationTrainer):
             result[0].register_hook(lambda gradient: notify(number, batch, gradient.detach()))
         return result
 
-    def _stored_logps(self, batch: Batch, local: slice) -> torch.Tensor:
-        stored = self._folder.batch(self._number)
-        rows = stored.logps[local] if stored else []
-        logps_NT = torch.zeros(batch["completion_ids"].shape, device=self.accelerator.device)
-        for row, logps in enumerate(rows):
-            logps_NT[row, : len(logps)] = torch.tensor(logps)
-        return logps_NT
-
     def _store(self, found: Scored) -> None:
         """Store the batch that was drawn, with the rows of all processes."""
         drawn = {name: rows and [list(row) for row in rows] for name, rows in self._drawn.items()}
@@ -182,7 +173,7 @@ class XrayTrainer(AblationTrainer):
             reward_names=list(self.reward_func_names),
             passed_N=found.passed_N.cpu().numpy(),
         )
-        self._folder.put(self._number, batch, write=self.accelerator.is_main_process)
+        self._sources.folder.put(self._number, batch, write=self.accelerator.is_main_process)
 
     def _logps_of_all(self, batch: Batch, lengths: list[int]) -> torch.Tensor:
         """Of every completion, also of those that the loss masks."""

@@ -23,8 +23,6 @@ LOST = ("clipped", "masked", "dropped")
 
 @dataclass(frozen=True)
 class AtPoint:
-    """What was found of one arm at one point."""
-
     figures: ArmFigures
     verdict: Verdict
     steps: int
@@ -35,8 +33,6 @@ class AtPoint:
 
 @dataclass(frozen=True)
 class XrayedPoint:
-    """What was found of all arms at one point."""
-
     checkpoint: str
     drift: int
     floor: float | None
@@ -48,7 +44,8 @@ class XrayedPoint:
         return self.checkpoint + f" + {self.drift} optimizer steps" * bool(self.drift)
 
     def entry(self, arm: str) -> dict[str, Any]:
-        figures, verdict = self.arms[arm].figures, self.arms[arm].verdict
+        found = self.arms[arm]
+        figures, verdict = found.figures, found.verdict
         return {
             "checkpoint": self.checkpoint,
             "drift": self.drift,
@@ -58,15 +55,13 @@ class XrayedPoint:
             "sentence": verdict.sentence,
             "preconditioned": figures.adam and dataclasses.asdict(figures.adam),
             **{name: vars(figures)[name] for name in ("modules", "shares", "shifts", "tokens")},
-            "optimizer_steps": self.arms[arm].steps,
-            "seconds_per_batch": self.arms[arm].seconds,
+            "optimizer_steps": found.steps,
+            "seconds_per_batch": found.seconds,
         }
 
 
 @dataclass(frozen=True)
 class Xray:
-    """What arms do to the gradient, on the same rollouts."""
-
     reference: str
     against: Mapping[str, str]
     """Each arm, the reference first, and the arm that it is compared with."""
@@ -103,7 +98,6 @@ class Xray:
         )
 
     def markdown(self) -> str:
-        """Tables, verdicts and rules."""
         template = Environment(undefined=StrictUndefined, trim_blocks=True)
         template.filters["md"] = for_markdown
         page = template.from_string(PAGE.read_text(encoding="utf-8"))
@@ -136,7 +130,6 @@ class Xray:
         return "\n".join([*lines, "rules:", *rules])
 
     def write(self, folder: Path) -> None:
-        """Write xray.json, XRAY.md and xray.png."""
         from trl_ablate.xray.plots import draw
 
         write_json(folder / XRAY, self.to_dict(), indent=None)
@@ -146,7 +139,6 @@ class Xray:
 
 
 def _directions(one: AtPoint) -> list[tuple[str, str]]:
-    """Titles and cells."""
     plain, adam, verdict = one.figures.plain, one.figures.adam, one.verdict
     return [
         ("norm ×", _number(plain.norm_ratio, 3)),
@@ -180,12 +172,10 @@ def _modules(one: AtPoint) -> list[tuple[str, str]]:
 def _steadiness(plain: Directions) -> str:
     if plain.signal_to_noise is None:
         return "-"
-    text = f"{plain.signal_to_noise:.2f}"
-    if plain.steadiness is None:
-        return text
     interval = plain.steadiness_interval
     within = f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else ""
-    return f"{text} (× {plain.steadiness:.2f}{within})"
+    relative = "" if plain.steadiness is None else f" (× {plain.steadiness:.2f}{within})"
+    return f"{plain.signal_to_noise:.2f}{relative}"
 
 
 def _with_interval(value: float, interval: Interval) -> str:

@@ -95,6 +95,8 @@ def spreads(*values):
 USUAL = spikes(*[1.0] * 30)
 LEARNS = spreads(*[0.1 - i / 500 for i in range(40)])  # 0.031 is the lowest mean of ten
 ALIKE = spreads(*[0.0] * 30)  # the lowest spread counts as a hundredth of the length at least
+UNLEARNED = [{"reward": 0.1, "grad_norm": 0.2}] * 20
+LEARNED = [{"reward": 0.6, "grad_norm": 1.0}] * 40
 
 
 @pytest.mark.parametrize(
@@ -118,27 +120,16 @@ ALIKE = spreads(*[0.0] * 30)  # the lowest spread counts as a hundredth of the l
         (ALIKE, spreads(*[0.018] * 20), {}, [("length_spread", 40)]),
         (ALIKE, spreads(*[0.017] * 20), {"guard_length_spread_least": 0.005},
          [("length_spread", 36)]),
+        (UNLEARNED, LEARNED, {}, []),  # steps before learning set in are not usual
+        (UNLEARNED, LEARNED, {"guard_learned": 0.0}, [("grad_norm", 23)]),
+        ([{}] * 12, [*[{"reward": 0.1}] * 5, *[{}] * 2, *[{"reward": 0.1}] * 5], {},
+         [("reward", 15), ("reward", 22)]),  # again after the trouble has ceased
+        ([*[{}] * 4, {"entropy": math.nan}], [*[{}] * 8, *[{"entropy": 0.049}] * 4], {},
+         [("entropy", 16)]),  # a number that is missing at first is left out
     ],
 )  # fmt: skip
-def test_early_warnings_compare_with_the_usual_level(before, after, settings, told):
+def test_what_came_before_decides(before, after, settings, told):
     assert alerts([*before, *after], **settings) == told
-
-
-def test_steps_before_learning_set_in_are_not_usual():
-    before = [{"reward": 0.1, "grad_norm": 0.2}] * 20
-    learned = [{"reward": 0.6, "grad_norm": 1.0}] * 40
-    assert alerts([*before, *learned]) == []
-    assert alerts([*before, *learned], guard_learned=0.0) == [("grad_norm", 23)]
-
-
-def test_a_rule_speaks_again_after_the_trouble_has_ceased():
-    rows = [{}] * 12 + [{"reward": 0.1}] * 5 + [{}] * 2 + [{"reward": 0.1}] * 5
-    assert alerts(rows) == [("reward", 15), ("reward", 22)]
-
-
-def test_a_number_that_is_missing_at_first_is_left_out():
-    rows = [*[{}] * 4, {"entropy": math.nan}, *[{}] * 8, *[{"entropy": 0.049}] * 4]
-    assert alerts(rows) == [("entropy", 16)]
 
 
 def test_loss_or_norm_is_enough_to_check_for_numbers_that_are_not_finite():

@@ -1,6 +1,7 @@
 """Which checkpoint is whole, and whether the run's records match it."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ from trl_ablate.run.checkpoints import (
 )
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.json_files import write_json, write_jsonl
+from trl_ablate.training import callbacks
 
 FILES = ("model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json")
 
@@ -45,13 +47,10 @@ def test_a_file_that_is_gone_or_damaged_leads_back_to_the_one_before(checkpoints
     assert latest_whole_checkpoint(checkpoints) == checkpoints / "checkpoint-2"
 
 
-def test_a_checkpoint_of_the_model_only_cannot_be_resumed_from(checkpoints):
+def test_one_of_the_model_only_without_its_seal_or_with_a_damaged_one_is_not_whole(checkpoints):
     (checkpoints / "checkpoint-10" / "rng_state.pth").unlink()
     seal(checkpoints / "checkpoint-10")
     assert latest_whole_checkpoint(checkpoints) == checkpoints / "checkpoint-4"
-
-
-def test_without_its_seal_or_with_a_damaged_one_it_is_not_whole(checkpoints):
     break_seal(checkpoints / "checkpoint-10")
     for seal_of_4 in ('{"model.saf', "[]"):
         (checkpoints / "checkpoint-4" / "sealed.json").write_text(seal_of_4)
@@ -93,17 +92,13 @@ def save_best(run, best):
     seal(run.checkpoint_best)
 
 
-def test_a_record_that_is_whole_is_gone_on_with(resumable):
-    check_record(*resumable, "r")
-    run, checkpoint = resumable
-    save_best(run, {"metric": "r", "value": 0.9, "step": 6})  # of a step that is taken once more
-    check_record(run, checkpoint, "r")
-
-
 @pytest.mark.parametrize("name", ["model.safetensors", "best.json", "sealed.json"])
 @pytest.mark.parametrize("damage", [lambda file: file.unlink(), lambda file: file.write_bytes(b"")])
 def test_a_damaged_best_model_is_told(resumable, name, damage):
     run, checkpoint = resumable
+    check_record(run, checkpoint, "r")
+    save_best(run, {"metric": "r", "value": 0.9, "step": 6})  # of a step that is taken once more
+    check_record(run, checkpoint, "r")
     damage(run.checkpoint_best / name)
     with pytest.raises(ConfigurationError, match="has changed since it was saved.*--overwrite"):
         check_record(run, checkpoint, "r")
@@ -131,10 +126,6 @@ def test_a_row_that_the_stop_itself_has_logged_is_forgotten(resumable):
 
 def test_a_resumed_run_has_to_beat_what_its_checkpoint_knows(resumable, monkeypatch, caplog):
     """A best model of a step that is repeated after the resume does not count."""
-    from types import SimpleNamespace
-
-    from trl_ablate.training import callbacks
-
     run, _ = resumable
     save_best(run, {"metric": "r", "value": 0.9, "step": 6})
     saved = []

@@ -58,10 +58,17 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     assert json.loads(path.read_text()) == {"a": 1}
 
 
-def test_a_run_says_what_it_cost(tmp_path, monkeypatch):
+@pytest.fixture
+def clock(monkeypatch):
+    """The seconds that a run's clock will show."""
+    seconds: list[float] = []
+    monkeypatch.setattr("trl_ablate.run.directory.time.monotonic", lambda: seconds.pop(0))
+    return seconds
+
+
+def test_a_run_says_what_it_cost(tmp_path, clock):
     run = RunDirectory(tmp_path)
-    clock = iter((0.0, 1800.0))
-    monkeypatch.setattr("trl_ablate.run.directory.time.monotonic", lambda: next(clock))
+    clock += (0.0, 1800.0)
     with run.recorded(gpus=4):
         assert run.read()["status"] == "running"
         run.append_metrics(
@@ -72,12 +79,11 @@ def test_a_run_says_what_it_cost(tmp_path, monkeypatch):
     assert (run.read()["gpu_hours"], run.read()["peak_memory_gib"]) == (2.0, 5.5)
 
 
-def test_gpu_hours_are_counted_on_the_gpus_of_each_start(tmp_path, monkeypatch):
+def test_gpu_hours_are_counted_on_the_gpus_of_each_start(tmp_path, clock):
     """1 h on one GPU and killed, then 1 h on eight, of which half is repeated on two in 0.5 h."""
     run = RunDirectory(tmp_path)
     run.update(status="running", gpus=1)
-    clock = iter((0.0, 3600.0, 0.0, 1800.0))
-    monkeypatch.setattr("trl_ablate.run.directory.time.monotonic", lambda: next(clock))
+    clock += (0.0, 3600.0, 0.0, 1800.0)
     for gpus, seconds, cost in ((8, 3600, 1 + 8), (2, 5400, 1 + 4 + 1)):
         run.append_metrics({"step": 1, "seconds": seconds})
         with run.recorded(gpus=gpus):
@@ -100,16 +106,13 @@ def test_valid_json_of_the_wrong_shape_is_refused(tmp_path, content):
             read()
 
 
-def test_files_of_the_user_beside_ours_are_no_part_of_the_run(tmp_path):
-    run = RunDirectory(tmp_path)
-    for name in ("checkpoint-2", "checkpoint-2.bak", "checkpoint-x", "rollouts"):
-        (tmp_path / name).mkdir()
+def test_a_rewind_leaves_files_of_the_user(tmp_path):
+    (tmp_path / "rollouts").mkdir()
     for name in ("step_000002.jsonl", "step_000009.jsonl", "step_final.jsonl"):
         (tmp_path / "rollouts" / name).write_text("")
-    run.rewind(4)
-    names = sorted(path.name for path in tmp_path.rglob("*"))
-    assert "step_000009.jsonl" not in names and "step_final.jsonl" in names
-    assert [path.name for path in run.checkpoints()] == ["checkpoint-2"]
+    RunDirectory(tmp_path).rewind(4)
+    names = sorted(path.name for path in (tmp_path / "rollouts").iterdir())
+    assert names == ["step_000002.jsonl", "step_final.jsonl"]
 
 
 def test_a_device_is_written_to_and_not_replaced(tmp_path):
@@ -124,6 +127,7 @@ def test_a_device_is_written_to_and_not_replaced(tmp_path):
 FOREIGN = {
     "another run/model.safetensors",
     "checkpoint-2.bak",
+    "checkpoint-x",
     "rollouts/model.safetensors",
     "thesis.tex",
 }
@@ -142,7 +146,8 @@ def old(tmp_path) -> RunDirectory:
         (run.path / name).mkdir(exist_ok=True)
         (run.path / name / "model.safetensors").write_text(name)
     (run.path / "thesis.tex").write_text("precious")
-    (run.path / "checkpoint-2.bak").write_text("mine")
+    for name in ("checkpoint-2.bak", "checkpoint-x"):
+        (run.path / name).write_text("mine")
     return run
 
 

@@ -10,18 +10,16 @@ import requests
 import torch
 
 from trl_ablate.errors import RewardError
+from trl_ablate.run import directory
 from trl_ablate.run.directory import MARK, RESERVE, RunDirectory, claimed
 from trl_ablate.run.failures import is_divergence, message_of
 
 FULL = OSError(errno.ENOSPC, "No space left on device", "runs/a/metrics.jsonl")
 
 
-class OutOfMemoryError(RuntimeError):
-    """Has the name of torch's error."""
-
-
-class EngineDeadError(Exception):
-    """Has the name of vLLM's error."""
+def named(name: str, text: str) -> Exception:
+    """An error that has the name of one of torch or of vLLM."""
+    return type(name, (RuntimeError,), {})(text)
 
 
 @pytest.mark.parametrize(
@@ -36,9 +34,9 @@ class EngineDeadError(Exception):
         (pickle.UnpicklingError("Weights only load failed. ...\nGLOBAL os.system"),
          "holds more than tensors and numbers, so it was not loaded"),
         (sqlite3.OperationalError("database or disk is full"), "the disk is full; "),
-        (OutOfMemoryError("CUDA out of memory. Tried"), "lower per_device_train_batch_size"),
+        (named("OutOfMemoryError", "CUDA out of memory."), "lower per_device_train_batch_size"),
         (FileNotFoundError(errno.ENOENT, "No such file", "a.jsonl"), "a.jsonl is missing; restore"),
-        (EngineDeadError("EngineCore encountered an issue."), "vLLM engine died"),
+        (named("EngineDeadError", "EngineCore encountered an issue."), "vLLM engine died"),
         (Exception("Request failed: 500, dead"), "(Request failed: 500, dead); check its log"),
         (requests.ConnectionError("can't be reached at http://a:1."), "http://a:1); check its log"),
         (RewardError("reward function 'x' raised"), "reward function 'x' raised"),
@@ -64,13 +62,9 @@ def test_a_lock_that_finds_no_shared_memory_is_told_from_a_full_disk():
 
 
 def test_a_full_disk_is_found_behind_the_error_it_caused():
-    try:
-        try:
-            raise FULL
-        except OSError as error:
-            raise RuntimeError("unexpected pos 64 vs 0") from error
-    except RuntimeError as error:
-        assert "the disk is full" in str(message_of(error))
+    error = RuntimeError("could not be saved")
+    error.__cause__ = FULL
+    assert "the disk is full" in str(message_of(error))
 
 
 @pytest.mark.parametrize("error", [RuntimeError("the engine died"), OSError(5, "I/O"), KeyError(1)])
@@ -80,9 +74,7 @@ def test_an_error_that_nobody_foresaw_is_left_alone(error):
 
 def test_room_is_kept_for_the_last_words_on_a_full_disk(tmp_path, monkeypatch):
     """The disk is full, except for the space that the reserve gives back."""
-    import trl_ablate.run.directory as module
-
-    run, write = RunDirectory(tmp_path), module.write_json
+    run, write = RunDirectory(tmp_path), directory.write_json
     with pytest.raises(OSError), claimed(run, "new"), run.recorded():
         kept = tmp_path / MARK
         assert kept.stat().st_size == RESERVE
@@ -92,7 +84,7 @@ def test_room_is_kept_for_the_last_words_on_a_full_disk(tmp_path, monkeypatch):
                 raise FULL
             write(path, value)
 
-        monkeypatch.setattr(module, "write_json", write_where_room_is)
+        monkeypatch.setattr(directory, "write_json", write_where_room_is)
         run.update(anything=1)
     assert run.read()["status"] == "failed"
     assert run.read()["reason"].startswith("the disk is full")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import time
 from pathlib import Path
 
@@ -12,60 +13,47 @@ from trl_ablate.run.masking import MASK, SHAPES, Masker, known_secrets, replace_
 MIX = "aB3dE6gH9jK2mN5pQ8rS1tU4vW7xY0zA2bC5dE8fG1hJ4kL7mN0pQ3rS6tU9vW2xY5z" * 2
 HEX = hashlib.sha256(b"a key").hexdigest()
 PEM = "\n".join([MIX[:64], MIX[1:65], MIX[2:40] + "=="])
-
+BEGIN = "-----BEGIN OPENSSH PRIVATE KEY-----\n"
 SECRETS = {
-    "Hugging Face": "hf_" + MIX[:34],
-    "Hugging Face, organisation": "api_org_" + MIX[:34],
-    "GitHub": "ghp_" + MIX[:36],
-    "GitHub, fine-grained": "github_pat_" + MIX[:22] + "_" + MIX[:59],
-    "GitLab": "glpat-" + MIX[:20],
-    "Anthropic": "sk-ant-api03-" + MIX[:60] + "-" + MIX[:20] + "AA",
-    "OpenAI": "sk-proj-" + MIX[:40] + "T3BlbkFJ" + MIX[:40],
-    "OpenAI, DeepSeek, OpenRouter": "sk-or-v1-" + HEX,
-    "AWS, id": "AKIA" + "QWERTYUIOP123456",
-    "AWS, secret": MIX[:20] + "/+" + MIX[:18],
-    "Azure": MIX[:86] + "==",
-    "Google": "AIza" + MIX[:35],
-    "Google, OAuth": "ya29." + MIX[:60],
-    "Slack": "xoxb-123456789012-1234567890123-" + MIX[:24],
-    "Slack, webhook": "T0123ABCD/B0123ABCD/" + MIX[:24],
-    "Discord, webhook": "123456789012345678/" + MIX[:68],
-    "W&B": "wandb_v1_" + MIX[:77],
-    "W&B, by its name": HEX[:40],
-    "Modal": "as-" + MIX[:22],
-    "Groq, xAI, NVIDIA, Replicate": "gsk_" + MIX[:52],
-    "Databricks, DigitalOcean": "dapi" + HEX[:32],
-    "npm, PyPI": "npm_" + MIX[:36],
-    "Stripe, SendGrid": "sk_live_" + MIX[:24],
-    "Telegram": "123456789:AA" + MIX[:33],
-    "JSON web token": f"eyJ{MIX[:20]}.eyJ{MIX[:40]}.{MIX[:43]}",
-    "header": "dXNlcjpwYXNzd29yZA==",
-    "bearer": MIX[:40],
-    "private key": PEM,
-    "age": "AGE-SECRET-KEY-1" + "QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L" * 2,
-    "address": "me:p@ss-w0rd",
-    "address, token alone": MIX[:40],
-    "query": MIX[:20],
+    "Hugging Face": "[hf_" + MIX[:34] + "]",
+    "Hugging Face, organisation": "[api_org_" + MIX[:34] + "]",
+    "GitHub": "[ghp_" + MIX[:36] + "]",
+    "GitHub, fine-grained": "[github_pat_" + MIX[:22] + "_" + MIX[:59] + "]",
+    "GitLab": "[glpat-" + MIX[:20] + "]",
+    "Anthropic": "[sk-ant-api03-" + MIX[:60] + "-" + MIX[:20] + "AA]",
+    "OpenAI": "[sk-proj-" + MIX[:40] + "T3BlbkFJ" + MIX[:40] + "]",
+    "OpenAI, DeepSeek, OpenRouter": "[sk-or-v1-" + HEX + "]",
+    "AWS, id": "[AKIA" + "QWERTYUIOP123456]",
+    "AWS, secret": "aws_secret_access_key = '[" + MIX[:20] + "/+" + MIX[:18] + "]'",
+    "Azure": "AccountName=x;AccountKey=[" + MIX[:86] + "==];EndpointSuffix=y",
+    "Google": "[AIza" + MIX[:35] + "]",
+    "Google, OAuth": "[ya29." + MIX[:60] + "]",
+    "Slack": "[xoxb-123456789012-1234567890123-" + MIX[:24] + "]",
+    "Slack, webhook": "https://hooks.slack.com/services/[T0123ABCD/B0123ABCD/" + MIX[:24] + "]",
+    "Discord, webhook": "https://discord.com/api/webhooks/[123456789012345678/" + MIX[:68] + "]",
+    "W&B": "[wandb_v1_" + MIX[:77] + "]",
+    "W&B, by its name": "export WANDB_API_KEY=[" + HEX[:40] + "]",
+    "Modal": "[as-" + MIX[:22] + "]",
+    "Groq, xAI, NVIDIA, Replicate": "[gsk_" + MIX[:52] + "]",
+    "Databricks, DigitalOcean": "[dapi" + HEX[:32] + "]",
+    "npm, PyPI": "[npm_" + MIX[:36] + "]",
+    "Stripe, SendGrid": "[sk_live_" + MIX[:24] + "]",
+    "Telegram": "[123456789:AA" + MIX[:33] + "]",
+    "JSON web token": f"[eyJ{MIX[:20]}.eyJ{MIX[:40]}.{MIX[:43]}]",
+    "header": "Authorization: Basic [dXNlcjpwYXNzd29yZA==]",
+    "bearer": "with Bearer [" + MIX[:40] + "] as",
+    "private key": f"{BEGIN}[{PEM}]\n-----END OPENSSH PRIVATE KEY-----",
+    "age": "[AGE-SECRET-KEY-1" + "QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L" * 2 + "]",
+    "address": "git+https://[me:p@ss-w0rd]@example.org/x.git",
+    "address, token alone": "https://[" + MIX[:40] + "]@github.com/x.git",
+    "query": "https://example.org/x?a=1&token=[" + MIX[:20] + "]&b=2",
 }
-AROUND = {
-    "AWS, secret": "aws_secret_access_key = '{}'",
-    "Azure": "AccountName=x;AccountKey={};EndpointSuffix=y",
-    "Slack, webhook": "https://hooks.slack.com/services/{}",
-    "Discord, webhook": "https://discord.com/api/webhooks/{}",
-    "W&B, by its name": "export WANDB_API_KEY={}",
-    "header": "Authorization: Basic {}",
-    "bearer": "with Bearer {} as",
-    "private key": "-----BEGIN OPENSSH PRIVATE KEY-----\n{}\n-----END OPENSSH PRIVATE KEY-----",
-    "address": "git+https://{}@example.org/x.git",
-    "address, token alone": "https://{}@github.com/x.git",
-    "query": "https://example.org/x?a=1&token={}&b=2",
-}
-"""The context that a secret without its own prefix needs."""
+"""Issuer -> a secret in brackets, in the context that one without a prefix of its own needs."""
 
 
 @pytest.mark.parametrize("issuer", SHAPES)
 def test_a_token_is_masked_wherever_it_stands(issuer):
-    secret = SECRETS[issuer]
+    before, secret, after = re.split(r"[][]", SECRETS[issuer])
     for place in (
         "{}",
         "a {} b",
@@ -76,15 +64,15 @@ def test_a_token_is_masked_wherever_it_stands(issuer):
         "+key = '{}'\n-  more",
         "({})",
     ):
-        text = place.format(AROUND.get(issuer, "{}").format(secret))
+        text = place.format(before + secret + after)
         line = Masker(hide_home=False).text(json.dumps({"a": text, "b": [1, text]}))
         assert json.loads(line)["b"][0] == 1
         shown = Masker(hide_home=False).text(text)
         assert MASK in shown
         for part in secret.split("\n"):
             assert part not in line and part not in shown and part[-12:] not in shown
-        before, after = place.format("\0").split("\0")
-        assert shown.startswith(before) and shown.endswith(after)
+        outside = place.format("\0").split("\0")
+        assert shown.startswith(outside[0]) and shown.endswith(outside[1])
 
 
 def test_a_private_key_in_a_diff_is_masked_to_its_last_line():
@@ -182,4 +170,4 @@ def test_secrets_are_found_where_they_are_named(monkeypatch):
 def test_a_vocabulary_may_hold_what_a_record_may_not():
     masker = Masker({"password"})
     assert masker.is_clean(b'{"hf_Ab3dEf": 7, "password": 8}')
-    assert not masker.is_clean(f'{{"x": "{SECRETS["Hugging Face"]}"}}'.encode())
+    assert not masker.is_clean(f'{{"x": "{SECRETS["Hugging Face"][1:-1]}"}}'.encode())

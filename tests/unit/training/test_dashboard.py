@@ -13,6 +13,7 @@ from transformers.trainer_callback import CallbackHandler
 from trl_ablate import hub, load_recipe
 from trl_ablate.errors import ConfigurationError, PublishError
 from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.training import lifecycle
 from trl_ablate.training.dashboard import (
     Tolerated,
     export_static,
@@ -97,7 +98,6 @@ def test_an_integration_whose_package_is_missing_is_left_out(caplog, monkeypatch
 )
 def test_a_failed_push_says_how_to_publish_the_finished_run(tmp_path, monkeypatch, error):
     """A `PublishError` ends the command with 1, and the record of the run is closed by then."""
-    from trl_ablate.training import lifecycle
 
     def fail(*given, **more):
         raise error

@@ -18,8 +18,6 @@ from trl_ablate.training.guard_callback import GuardCallback
 
 LOGS = {REWARD: 0.8125, LENGTH: 1024.4, ENTROPY: 1.23e-5, GRAD_NORM: 0.0123, EVAL_REWARD: 0.5}
 TIME_LEFT = re.compile(r"left \d+:\d\d:\d\d")
-
-
 ARGS, CONTROL = TrainingArguments("unused", report_to="none"), TrainerControl()
 
 

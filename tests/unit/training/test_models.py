@@ -17,12 +17,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.resolving import load_recipe
 from trl_ablate.training.lifecycle import fingerprint
-from trl_ablate.training.models import (
-    check_finite,
-    check_model,
-    checked_tokenizer,
-    load_tokenizer,
-)
+from trl_ablate.training.models import check_finite, check_model, checked_tokenizer, load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +56,8 @@ def with_index(folder: Path, shard: str) -> None:
 
 
 def with_fewer_tokens(folder: Path) -> None:
-    config = Qwen2Config.from_pretrained(folder)
-    config.vocab_size -= 5
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    fewer = Qwen2Config.from_pretrained(folder).vocab_size - 5
+    Qwen2ForCausalLM(Qwen2Config.from_pretrained(folder, vocab_size=fewer)).save_pretrained(folder)
 
 
 def as_bert(folder: Path) -> None:

@@ -12,6 +12,7 @@ from trl_ablate import ConfigurationError, load_recipe
 from trl_ablate.miniature.worlds.chains import ANSWERED
 from trl_ablate.rewards import grader_of
 from trl_ablate.training import building
+from trl_ablate.training.checking import check_recipe
 from trl_ablate.training.models import load_tokenizer
 from trl_ablate.training.rewards import (
     rewards_of_sets,
@@ -22,9 +23,8 @@ from trl_ablate.training.rewards import (
 
 
 @pytest.fixture
-def judge(tiny_model, tmp_path):
+def judge(tokenizer, tmp_path):
     """Folder of a reward model of one layer with random weights."""
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
@@ -36,13 +36,17 @@ def judge(tiny_model, tmp_path):
     return tmp_path / "judge"
 
 
+@pytest.fixture
+def tokenizer(tiny_model):
+    return AutoTokenizer.from_pretrained(tiny_model)
+
+
 def resolved(tiny_model, **settings):
     return load_recipe("grpo", "miniature", {"model_name_or_path": tiny_model, **settings})
 
 
-def test_a_reward_model_grades_as_in_trl(make_trainer, tiny_model, judge):
+def test_a_reward_model_grades_as_in_trl(make_trainer, tiny_model, tokenizer, judge):
     recipe = resolved(tiny_model, reward_funcs=[{"path": f"{judge}/", "weight": 0.5}])
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     rewards = task_rewards(recipe.task, tokenizer, None, recipe)  # pyright: ignore
     assert rewards.weights == [0.5] and isinstance(rewards.functions[0], torch.nn.Module)
     histories = []
@@ -55,10 +59,11 @@ def test_a_reward_model_grades_as_in_trl(make_trainer, tiny_model, judge):
     assert ours == pytest.approx(theirs, abs=1e-6) and ours != 0
 
 
-def test_a_reward_model_that_is_not_there_is_refused_in_one_sentence(tiny_model, tmp_path):
+def test_a_reward_model_that_is_not_there_is_refused_in_one_sentence(
+    tiny_model, tokenizer, tmp_path
+):
     gone = f"{tmp_path}/gone"
     recipe = resolved(tiny_model, reward_funcs=[gone], eval_sets={"a": {"reward_funcs": [gone]}})
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     said = "^reward model .*gone could not be loaded[^\n]*$"
     with pytest.raises(ConfigurationError, match=said):
         task_rewards(recipe.task, tokenizer, None, recipe)  # pyright: ignore
@@ -66,11 +71,10 @@ def test_a_reward_model_that_is_not_there_is_refused_in_one_sentence(tiny_model,
         rewards_of_sets(recipe, tokenizer, None)  # pyright: ignore
 
 
-def test_a_reward_model_grades_a_set_apart(make_trainer, tiny_model, judge):
+def test_a_reward_model_grades_a_set_apart(make_trainer, tiny_model, tokenizer, judge):
     """As TRL grades with it: the same completions, graded by TRL and by the set's own reward."""
     sets = {"apart": {"reward_funcs": [{"path": str(judge), "weight": 2.0}]}}
     recipe = resolved(tiny_model, reward_funcs=[str(judge)], eval_sets=sets)
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     (found,) = rewards_of_sets(recipe, tokenizer, None).values()  # pyright: ignore
     trainer = make_trainer(reward=[str(judge)], num_generations_eval=2)
     trainer.eval_dataset = {"": trainer.eval_dataset, "apart": trainer.eval_dataset}
@@ -88,11 +92,8 @@ def test_a_reward_model_grades_a_set_apart(make_trainer, tiny_model, judge):
 
 
 def test_check_tries_out_a_reward_model(tiny_model, judge):
-    from trl_ablate.training.checking import check_recipe
-
-    recipe = resolved(
-        tiny_model, dataset="miniature", reward_funcs=[str(judge)], train_size=8, eval_size=4
-    )
+    data = {"dataset": "miniature", "train_size": 8, "eval_size": 4}
+    recipe = resolved(tiny_model, reward_funcs=[str(judge)], **data)
     found = check_recipe(recipe, None, 4)  # pyright: ignore
     assert found.reward_names == ["judge"] and found.reference is not None
     assert len({*found.reference.rewards, *found.empty.rewards}) > 2
@@ -100,8 +101,6 @@ def test_check_tries_out_a_reward_model(tiny_model, judge):
 
 def test_check_needs_no_evaluation_set_where_none_is_evaluated(tiny_model, tmp_path):
     """As training, which reads none."""
-    from trl_ablate.training.checking import check_recipe
-
     rows = [json.dumps({"question": f"{n}+1?", "answer": n + 1}) for n in range(9)]
     (tmp_path / "train.jsonl").write_text("\n".join(rows))
     recipe = resolved(tiny_model, dataset=str(tmp_path), eval_split="test", eval_strategy="no")
