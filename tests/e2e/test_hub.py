@@ -12,15 +12,16 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.support.commands import loud
+from tests.support.finished_run import finished_run
 from tests.support.folders import contents
 from tests.support.hub_endpoint import HubEndpoint
 from tests.support.tiny_models import save_tiny_qwen2
 from trl_ablate.hub import PublishError, client, push_run
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.run.json_files import append_jsonl, write_json
+from trl_ablate.run.json_files import append_jsonl, read_object
 
 TOKEN = "hf_" + "WriteTokenOfTheTester0123456789ab"
-REPO = "tester/std_dev_off-seed3"
+REPO, BASE = "tester/lr_1e-4-seed7", "Qwen/Qwen2.5-Math-1.5B"
 COMMIT = f"POST /api/models/{REPO}/commit"
 
 
@@ -39,51 +40,30 @@ def hub(monkeypatch, tmp_path):
         yield endpoint
 
 
-@pytest.fixture(scope="session")
-def finished_run(tmp_path_factory) -> Path:
-    """A run that ended: two models and six rollout files, optimizer states and pickles beside."""
-    import torch
+@pytest.fixture
+def run(tmp_path) -> RunDirectory:
+    """A run that ended, with six rollout files, optimizer states and pickles."""
+    run = finished_run(tmp_path / "run")
+    for folder in ("checkpoint_best", "checkpoint_last", "checkpoint-8"):
+        (run.path / folder).mkdir(exist_ok=True)
+        for name in ("training_args.bin", "optimizer.pt"):
+            (run.path / folder / name).write_text(TOKEN)
+    for step in range(6):
+        run.write_rollouts(step, [{"prompt": "2+2=?", "response": f"</think> {step}"}])
+    run.update(git={"commit": "a" * 40, "diff": "-secret plan\n+other plan\n"})
+    return run
+
+
+def give_models(run: RunDirectory, folder: Path) -> None:
+    """Two models that load, in place of the files of no model."""
     from safetensors.torch import load_file, save_file
 
-    path = tmp_path_factory.mktemp("runs") / "run"
-    tiny_model = save_tiny_qwen2(tmp_path_factory.mktemp("tiny"), num_hidden_layers=2)
-    for name, step in (("checkpoint_best", 0.5), ("checkpoint_last", 1.0), ("checkpoint-8", 1.0)):
-        shutil.copytree(tiny_model, path / name)
-        weights = path / name / "model.safetensors"
+    tiny_model = save_tiny_qwen2(folder, num_hidden_layers=2)
+    for name, step in (("checkpoint_best", 0.5), ("checkpoint_last", 1.0)):
+        shutil.rmtree(run.path / name)
+        weights = shutil.copytree(tiny_model, run.path / name) / "model.safetensors"
         moved = {key: value + step for key, value in load_file(weights).items()}
         save_file(moved, weights, metadata={"format": "pt"})
-        torch.save({"hub_token": TOKEN}, path / name / "training_args.bin")
-        torch.save({"state": 1}, path / name / "optimizer.pt")
-    for step in range(6):
-        (path / "rollouts").mkdir(exist_ok=True)
-        rollout = path / "rollouts" / f"step_{step:06d}.jsonl"
-        append_jsonl(rollout, {"prompt": "2+2=?", "response": f"</think> {step}", "reward": 0.0})
-        row = {"step": step, "grpo_step": step, "seconds": step, "entropy": 0.3,
-               "eval_reward": step * (4 - step) / 9, "eval_reward_stderr": 0.02}  # fmt: skip
-        append_jsonl(path / "metrics.jsonl", row)
-    write_json(path / "resolved_config.json", resolved_config())
-    git = {"commit": "a" * 40, "diff": "-secret plan\n+other plan\n"}
-    command = ["scripts/train.py", "std_dev_off"]
-    record = {"status": "finished", "arm": "std_dev_off", "seed": 3, "git": git, "command": command,
-              "host": "workstation-of-somebody"}  # fmt: skip
-    write_json(path / "run.json", record)
-    return path
-
-
-def resolved_config() -> dict:
-    task = {"start": "base", "starts": None, "dataset": "gsm8k", "eval_split": None}
-    return {
-        "changes": {"scale_rewards": ["group", "none"]},
-        "settings": {"scale_rewards": "none", "seed": 3},
-        "config": {"hub_token": "<HUB_TOKEN>"},
-        "task": task,
-        "model": {"model_name_or_path": "somebody/base-model"},
-    }
-
-
-@pytest.fixture
-def run(finished_run, tmp_path) -> RunDirectory:
-    return RunDirectory(Path(shutil.copytree(finished_run, tmp_path / "run")))
 
 
 def load(places: list[str], cache: Path) -> list[str]:
@@ -107,6 +87,7 @@ def test_published_models_load_bit_for_bit_and_publishing_again_sends_nothing(
 ):
     from huggingface_hub import constants
 
+    give_models(run, tmp_path / "tiny")
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.partition("/{repo_id}")
     url = hub.url + "".join(template[1:])
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
@@ -162,7 +143,7 @@ def test_a_planted_token_is_in_no_byte_that_is_sent(hub, run, monkeypatch):
     words = ["--hub_token", planted["command"], f"--push_to_hub_token={planted['equals']}"]
     spoken = f"used {planted['shape']} and {planted['environment']}, {planted['setting']}, {TOKEN}"
     run.update(command=["scripts/train.py", *words], reason=spoken, git={"diff": spoken})
-    config = resolved_config()
+    config = read_object(run.config_file)
     config["config"]["hub_token"] = config["settings"]["hub_token"] = planted["setting"]
     config["changes"]["hub_token"] = [None, planted["setting"]]
     config["settings"]["model_init_kwargs"] = {"token": planted["nested"]}
@@ -230,10 +211,10 @@ def test_a_revision_is_a_branch_of_its_own(hub, run):
 def test_the_card_takes_the_licence_of_the_base_model(hub, run):
     link = "https://example.org"
     licence = {"license": "other", "license_name": "research", "license_link": link}
-    hub.create("somebody/base-model", private=False, card=licence)
+    hub.create(BASE, private=False, card=licence)
     push_run(run)
     card = hub.files(REPO)["README.md"].decode()
-    for said in ("license: other", "license_name: research", "base_model: somebody/base-model"):
+    for said in ("license: other", "license_name: research", f"base_model: {BASE}"):
         assert said in card
 
 

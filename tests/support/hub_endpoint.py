@@ -72,12 +72,8 @@ class HubEndpoint:
         self.lock = threading.Lock()
 
     def __enter__(self) -> "HubEndpoint":
-        endpoint = self
-
-        class Handler(_Handler):
-            hub = endpoint
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        handler = type("Handler", (_Handler,), {"hub": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         serve = partial(self._server.serve_forever, poll_interval=0.02)  # how long `close` waits
@@ -117,11 +113,10 @@ class HubEndpoint:
 
     def fault_for(self, line: str) -> Fault | None:
         with self.lock:
-            for fault in self.faults:
-                if fault.times > 0 and re.search(fault.pattern, line):
-                    fault.times -= 1
-                    return fault
-        return None
+            met = (each for each in self.faults if each.times > 0 and re.search(each.pattern, line))
+            if fault := next(met, None):
+                fault.times -= 1
+            return fault
 
 
 class Refusal(Exception):
@@ -179,11 +174,14 @@ class _Handler(BaseHTTPRequestHandler):
                 return answer if isinstance(answer, tuple) else (200, answer, {})
         raise Refusal(404, f"no such route: {line}", "EntryNotFound")
 
+    @property
+    def token(self) -> str:
+        return self.headers.get("Authorization", "").removeprefix("Bearer ")
+
     def user(self) -> str | None:
-        word = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        if word and word not in self.hub.tokens:
+        if self.token and self.token not in self.hub.tokens:
             raise Refusal(401, "Invalid credentials in Authorization header")
-        return self.hub.tokens.get(word)
+        return self.hub.tokens.get(self.token)
 
     def readable(self, repo: str) -> Repository:
         repository, user = self.hub.repositories.get(repo), self.user()
@@ -191,11 +189,15 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refusal(404 if user else 401, "Repository not found", "RepoNotFound")
         return repository
 
-    def writable(self, owner: str) -> None:
-        word = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        if self.user() is None:
+    def known(self) -> str:
+        if (user := self.user()) is None:
             raise Refusal(401, "Invalid username or password.")
-        if self.user() != owner or word in self.hub.read_only:
+        return user
+
+    def writable(self, place: str) -> None:
+        """`place`: an owner, or a repository of one."""
+        owner = place.split("/")[0]
+        if self.known() != owner or self.token in self.hub.read_only:
             raise Refusal(403, f"You don't have the rights to write under {owner}")
 
     def tree(self, repo: str, revision: str) -> tuple[str, dict[str, str]]:
@@ -207,14 +209,12 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _whoami(request: _Handler):
-    if (user := request.user()) is None:
-        raise Refusal(401, "Invalid username or password.")
-    return {"name": user, "type": "user", "orgs": []}
+    return {"name": request.known(), "type": "user", "orgs": []}
 
 
 def _create(request: _Handler):
     asked = json.loads(request.body)
-    owner = asked.get("organization") or request.user()
+    owner = asked.get("organization") or request.known()
     repo = f"{owner}/{asked['name']}"
     request.writable(owner)
     url = {"url": f"{request.hub.url}/{repo}"}
@@ -231,13 +231,13 @@ def _validate(request: _Handler):
 
 
 def _settings(request: _Handler, repo: str):
-    request.writable(repo.split("/")[0])
+    request.writable(repo)
     request.hub.repositories[repo].private = json.loads(request.body)["visibility"] == "private"
     return {}
 
 
 def _branch(request: _Handler, repo: str, revision: str):
-    request.writable(repo.split("/")[0])
+    request.writable(repo)
     repository = request.readable(repo)
     if revision in repository.branches:
         return 409, {"error": "Reference already exists"}, {}
@@ -248,22 +248,8 @@ def _branch(request: _Handler, repo: str, revision: str):
 def _info(request: _Handler, repo: str, revision: str | None = None):
     repository = request.readable(repo)
     oid, tree = request.tree(repo, revision or "main")
-    return {
-        "id": repo,
-        "sha": oid,
-        "private": repository.private,
-        "tags": [],
-        "cardData": repository.card,
-        "siblings": [{"rfilename": path} for path in tree],
-    }
-
-
-def _entry(request: _Handler, path: str, oid: str) -> dict:
-    size = len(request.hub.objects[oid])
-    entry: dict = {"type": "file", "path": path, "size": size, "oid": oid[:40]}
-    if len(oid) == 64:
-        entry["lfs"] = {"oid": oid, "size": size, "pointerSize": 130}
-    return entry
+    about = {"private": repository.private, "tags": [], "cardData": repository.card}
+    return {"id": repo, "sha": oid, **about, "siblings": [{"rfilename": path} for path in tree]}
 
 
 def _tree(request: _Handler, repo: str, revision: str, folder: str | None = None):
@@ -271,29 +257,31 @@ def _tree(request: _Handler, repo: str, revision: str, folder: str | None = None
     inside = {path: oid for path, oid in tree.items() if path.startswith(folder or "")}
     if folder and not inside:
         raise Refusal(404, f"{folder} does not exist", "EntryNotFound")
-    return [_entry(request, path, oid) for path, oid in inside.items()]
+    entries = []
+    for path, oid in inside.items():
+        size = len(request.hub.objects[oid])
+        entry = {"type": "file", "path": path, "size": size, "oid": oid[:40]}
+        large = {"lfs": {"oid": oid, "size": size, "pointerSize": 130}} if len(oid) == 64 else {}
+        entries.append(entry | large)
+    return entries
 
 
 def _preupload(request: _Handler, repo: str, revision: str):
-    request.writable(repo.split("/")[0])
+    request.writable(repo)
     _, tree = request.tree(repo, revision)
     files = json.loads(request.body)["files"]
     request.hub.received += [base64.b64decode(file["sample"]) for file in files]
-    return {
-        "files": [
-            {
-                "path": file["path"],
-                "uploadMode": "lfs" if file["path"].endswith(LARGE) else "regular",
-                "shouldIgnore": False,
-                "oid": tree.get(file["path"]),
-            }
-            for file in files
-        ]
-    }
+    answers = []
+    for path in (file["path"] for file in files):
+        mode = "lfs" if path.endswith(LARGE) else "regular"
+        answers.append(
+            {"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": tree.get(path)}
+        )
+    return {"files": answers}
 
 
 def _batch(request: _Handler, repo: str):
-    request.writable(repo.split("/")[0])
+    request.writable(repo)
     hub, answers = request.hub, []
     for wanted in json.loads(request.body)["objects"]:
         oid, size = wanted["oid"], wanted["size"]
@@ -310,7 +298,7 @@ def _put(request: _Handler, oid: str):
 
 
 def _commit(request: _Handler, repo: str, revision: str):
-    request.writable(repo.split("/")[0])
+    request.writable(repo)
     hub, repository = request.hub, request.readable(repo)
     head, tree = request.tree(repo, revision)
     after = dict(tree)
@@ -362,15 +350,13 @@ def _job(request: _Handler, namespace: str, job_id: str):
     request.writable(namespace)
     process, asked = request.hub.jobs[job_id]
     code = process.poll()
-    stage = request.hub.stages.get(job_id) or (
-        "RUNNING" if code is None else "ERROR" if code else "COMPLETED"
-    )
-    return {
+    own = "RUNNING" if code is None else "ERROR" if code else "COMPLETED"
+    stage = request.hub.stages.get(job_id) or own
+    return {key: value for key, value in asked.items() if key != "secrets"} | {
         "id": job_id,
         "createdAt": "2026-01-01T00:00:00.000Z",
         "status": {"stage": stage, "message": f"exit code {code}"},
         "owner": {"id": "1", "name": namespace, "type": "user"},
-        **{key: value for key, value in asked.items() if key != "secrets"},
     }
 
 

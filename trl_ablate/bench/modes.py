@@ -1,7 +1,5 @@
-"""Which modes has `trl-ablate bench`, and with which options? The one place that says it; no torch.
-
-An option is a field of its mode's class, and `bench` in the module of the mode takes an instance.
-"""
+"""Which modes has `trl-ablate bench`, and with which options? They are the fields of the mode's
+class. No torch."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,26 +128,28 @@ def check_rows(rows: int, *, group: int, microbatch: int = 1, processes: int = 1
 
 
 class Mode(NamedTuple):
-    module: str
-    """Whose `bench` measures it."""
+    measure: str
+    """The function that measures it, with an instance of `options`."""
     text: str
     options: type
 
 
 MODES = {
-    "train": Mode("bench.train_time", "the training phase, with replayed rollouts", Train),
-    "eval": Mode("bench.eval_time", "evaluation of the miniature", Evaluation),
+    "train": Mode("bench.train_time:bench", "the training phase, with replayed rollouts", Train),
+    "eval": Mode("bench.step_time:bench_evaluation", "evaluation of the miniature", Evaluation),
     "reward": Mode(
-        "bench.reward_time", "grading, against one process that calls math-verify", Grading
+        "bench.reward_time:bench", "grading, against one process that calls math-verify", Grading
     ),
     "rollout": Mode(
-        "bench.rollout_time", "generation by transformers, with given lengths", Rollout
+        "bench.rollout_time:bench", "generation by transformers, with given lengths", Rollout
     ),
-    "step": Mode("bench.step_time", "whole GRPO steps, with generation", Step),
+    "step": Mode("bench.step_time:bench", "whole GRPO steps, with generation", Step),
     "scale": Mode(
-        "bench.scale_time", "cost of a token against rollout batch, length and processes", Scale
+        "bench.train_time:bench_scale",
+        "cost of a token against rollout batch, length and processes",
+        Scale,
     ),
-    "xray": Mode("xray.costing", "an arm of an X-ray against a training phase", OfXray),
+    "xray": Mode("xray.costing:bench", "an arm of an X-ray against a training phase", OfXray),
 }
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -16,9 +16,6 @@ from trl_ablate.bench.synthetic import recorded
 from trl_ablate.bench.timing import Result, alternate, ratio, timed
 from trl_ablate.rewards import MathGrader
 
-Batch = tuple[list[str], list[str]]
-"""Answers, and their reference answers."""
-
 FORMS: list[Callable[[int, int], str]] = [
     lambda a, b: f"{a}",
     lambda a, b: f"-{a}",
@@ -36,15 +33,17 @@ FORMS: list[Callable[[int, int], str]] = [
 """Typical forms of answers to competition problems."""
 
 
-def rollout_batch(golds: Sequence[str], count: int, numbers: random.Random) -> Batch:
-    """`count` answers, eight per question (the last may have fewer), every second one right."""
+def rollout_batch(
+    golds: Sequence[str], count: int, numbers: random.Random
+) -> tuple[list[str], list[str]]:
+    """`count` answers and their references, eight per question (the last may have fewer), every
+    second one right."""
     chosen = [numbers.choice(golds) for _ in range(math.ceil(count / 8))]
-    pairs = [
-        (f" {gold} " if copy % 2 else numbers.choice(golds), gold)
-        for gold in chosen
-        for copy in range(8)
-    ][:count]
-    return [answer for answer, _ in pairs], [gold for _, gold in pairs]
+    references = [gold for gold in chosen for _ in range(8)][:count]
+    answers = [
+        f" {gold} " if place % 2 else numbers.choice(golds) for place, gold in enumerate(references)
+    ]
+    return answers, references
 
 
 def golds_of(file: Path | None, numbers: random.Random) -> list[str]:

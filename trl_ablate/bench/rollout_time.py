@@ -5,15 +5,22 @@ prompt states, so that any distribution of lengths can be measured.
 """
 
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from trl_ablate.bench.modes import Rollout, check_rows
-from trl_ablate.bench.positions import Positions, fewest
-from trl_ablate.bench.synthetic import lengths_of, model_and_tokenizer
-from trl_ablate.bench.timing import OURS, Measured, Result, alternate, compared
+from trl_ablate.bench.synthetic import lengths, model_and_tokenizer
+from trl_ablate.bench.timing import (
+    OURS,
+    Measured,
+    Positions,
+    Result,
+    alternate,
+    compared,
+    fewest,
+)
 from trl_ablate.trainer import decoding
 from trl_ablate.trainer.temporary import replaced
 
@@ -24,8 +31,6 @@ THEIRS = "transformers"
 
 
 class StatedLength(StoppingCriteria):
-    """Ends a row at the length that its prompt states."""
-
     def __init__(self, prompt_length: int):
         self._prompt_length = prompt_length
 
@@ -35,22 +40,21 @@ class StatedLength(StoppingCriteria):
 
 
 def bench(asked: Rollout) -> Result:
-    """What `trl-ablate bench rollout` publishes."""
     rows, group = asked.rows, asked.group
     check_rows(rows, group=group)
     torch.manual_seed(asked.seed)
-    model: Any = model_and_tokenizer(asked.model_shape, asked.model_name_or_path)[0].eval()
+    model: Any = model_and_tokenizer(asked)[0].eval()
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    lengths_N = [length for length in lengths_of(asked)[::group] for _ in range(group)]
+    lengths_N = [length for length in lengths(asked)[::group] for _ in range(group)]
     found = compare(
         model, lengths_N, group=group, prompt_length=asked.prompt_length, rounds=asked.rounds
     )
-    theirs, ours = (one.returned[-1] for one in found.values())
+    (their_ids, theirs), (our_ids, _) = (one.returned[-1] for one in found.values())
     table = [
         {
             **compared(name, "s/batch", one, found[THEIRS]),
             "tokens/s": sum(lengths_N) / median(one.seconds),
-            "positions": one.returned[-1].positions,
+            "positions": one.returned[-1][1],
         }
         for name, one in found.items()
     ]
@@ -60,30 +64,24 @@ def bench(asked: Rollout) -> Result:
         f"{max(lengths_N)}), {asked.model}"
     )
     return title, table, {
-        "completions with different tokens": int((theirs.ids != ours.ids).any(dim=1).sum()),
-        "positions of transformers, in multiples of the fewest": theirs.positions / least,
+        "completions with different tokens": int((their_ids != our_ids).any(dim=1).sum()),
+        "positions of transformers, in multiples of the fewest": theirs / least,
     }  # fmt: skip
-
-
-class Rollouts(NamedTuple):
-    """One batch: its tokens, and the positions that the model computed."""
-
-    ids: torch.Tensor
-    positions: int
 
 
 def compare(
     model: PreTrainedModel, lengths_N: list[int], *, group: int, prompt_length: int, rounds: int
 ) -> dict[str, Measured]:
-    """Generate `rounds` times in both ways, after a time that is not counted."""
+    """Generate `rounds` times in both ways, after a time that is not counted; each time returns the
+    tokens, and the number of positions that the model computed."""
     prompts_NS = prompts(lengths_N, group, prompt_length).to(model.device)
 
     def way(**how: Any):
-        def once(number: int) -> Rollouts:
+        def once(number: int) -> tuple[torch.Tensor, int]:
             torch.manual_seed(number)
             with (positions := Positions()).of(model), torch.no_grad():
                 ids = generate(model, prompts_NS, max(lengths_N), how)
-            return Rollouts(ids, positions.total())
+            return ids, positions.total()
 
         return once
 

@@ -9,6 +9,7 @@ import math
 import random
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -23,7 +24,7 @@ from transformers import (
 )
 
 from trl_ablate import miniature
-from trl_ablate.bench.modes import OfLengths
+from trl_ablate.bench.modes import OfLengths, OfModel
 from trl_ablate.data.row_files import read_file
 from trl_ablate.errors import ConfigurationError
 
@@ -46,9 +47,8 @@ def random_model(
     shape: str, tokenizer: PreTrainedTokenizerBase, vocabulary: int | None = None
 ) -> PreTrainedModel:
     """A Qwen2 of this shape with random weights; None: its own vocabulary, or the tokenizer's."""
-    sizes: dict[str, Any] = {"vocab_size": len(tokenizer), **SHAPES[shape]}
-    if vocabulary is not None:
-        sizes["vocab_size"] = vocabulary
+    words = {} if vocabulary is None else {"vocab_size": vocabulary}
+    sizes: dict[str, Any] = {"vocab_size": len(tokenizer), **SHAPES[shape], **words}
     return Qwen2ForCausalLM(
         Qwen2Config(
             **sizes,
@@ -61,36 +61,33 @@ def random_model(
 
 
 def model_and_tokenizer(
-    shape: str, name: str | None, vocabulary: int | None = None
+    asked: OfModel, vocabulary: int | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model of this name with its weights, in float32 as a trainer loads it; None: a random
-    model of the shape. And its tokenizer."""
+    """The model with its weights, in float32 as a trainer loads it, or a random one of the shape;
+    and its tokenizer."""
+    name = asked.model_name_or_path
     if name is None:
         tokenizer = miniature.tokenizer()
-        return random_model(shape, tokenizer, vocabulary), tokenizer
+        return random_model(asked.model_shape, tokenizer, vocabulary), tokenizer
     model = AutoModelForCausalLM.from_pretrained(name, dtype="float32")
     return model, AutoTokenizer.from_pretrained(name, padding_side="left")
 
 
-def lengths_of(asked: OfLengths) -> list[int]:
-    if asked.uniform:
-        return [round(asked.mean_length)] * asked.rows
-    return lengths(asked.rows, asked.mean_length, asked.cap, asked.seed, asked.sigma)
-
-
-def lengths(count: int, mean: float, cap: int, seed: int, sigma: float = 0.8) -> list[int]:
-    """Log-normal lengths whose mean after capping is `mean`, each from 1 to `cap`.
+def lengths(asked: OfLengths) -> list[int]:
+    """Log-normal lengths whose mean after capping is `mean_length`, each from 1 to `cap`.
 
     The cap lowers the mean, so the location of the distribution is found by bisection.
-    `sigma`: the standard deviation of the logarithm of a length.
     """
-    normals = [random.Random(f"{seed}-{i}").gauss(0, sigma) for i in range(count)]
+    if asked.uniform:
+        return [round(asked.mean_length)] * asked.rows
+    cap, rows = asked.cap, range(asked.rows)
+    spread = [math.exp(random.Random(f"{asked.seed}-{i}").gauss(0, asked.sigma)) for i in rows]
     low, high = 0.0, float(cap)
     for _ in range(60):
         middle = (low + high) / 2
-        capped = [min(cap, max(1.0, middle * math.exp(z))) for z in normals]
-        low, high = (middle, high) if sum(capped) / count < mean else (low, middle)
-    return [round(min(cap, max(1.0, low * math.exp(z)))) for z in normals]
+        capped = [min(cap, max(1.0, middle * factor)) for factor in spread]
+        low, high = (middle, high) if sum(capped) < asked.mean_length * len(rows) else (low, middle)
+    return [round(min(cap, max(1.0, low * factor))) for factor in spread]
 
 
 def recorded_lengths(path: Path) -> list[int]:
@@ -118,6 +115,7 @@ def recorded(file: Path, name: str, kind: type[Value]) -> list[Value]:
     return found
 
 
+@dataclass(eq=False)
 class Replay:
     """A `rollout_func` that gives the same random completions to every trainer.
 
@@ -125,30 +123,26 @@ class Replay:
     The engine's log-probabilities are a constant, which costs as much time as real values.
     """
 
-    def __init__(
-        self, lengths_N: Sequence[int], vocabulary: int, prompt_length: int, group: int = 1
-    ):
-        self._lengths = lengths_N
-        self._group = group
-        self._vocabulary = vocabulary
-        self._prompt_length = prompt_length
-        self._calls = 0
+    lengths_N: Sequence[int]
+    vocabulary: int
+    prompt_length: int
+    group: int = 1
+    calls: int = 0
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        self._calls += 1
-        rank = trainer.accelerator.process_index
-        numbers = random.Random(f"{self._calls}-{rank}")
-        first = rank * len(prompts)
-        lengths = [self._lengths[(first + i) % len(self._lengths)] for i in range(len(prompts))]
-        different = [self._tokens(numbers, self._prompt_length) for _ in prompts[:: self._group]]
+        self.calls += 1
+        rank, rows = trainer.accelerator.process_index, range(len(prompts))
+        numbers, first = random.Random(f"{self.calls}-{rank}"), rank * len(prompts)
+        lengths = [self.lengths_N[(first + row) % len(self.lengths_N)] for row in rows]
+        different = [self._tokens(numbers, self.prompt_length) for _ in rows[:: self.group]]
         return {
-            "prompt_ids": [different[row // self._group] for row in range(len(prompts))],
+            "prompt_ids": [different[row // self.group] for row in rows],
             "completion_ids": [self._tokens(numbers, length) for length in lengths],
             "logprobs": [[-6.0] * length for length in lengths],
         }
 
     def _tokens(self, numbers: random.Random, count: int) -> list[int]:
-        return [numbers.randrange(10, self._vocabulary) for _ in range(count)]
+        return [numbers.randrange(10, self.vocabulary) for _ in range(count)]
 
 
 class NoEngine:

@@ -1,10 +1,17 @@
-"""How the modes measure: ways that alternate, trainers whose steps are timed, and the table with
-medians and spreads that is printed and written as JSON."""
+"""How the modes measure: ways and trainers that alternate, the positions that a model computes, and
+the table of medians and spreads that is printed and written as JSON.
+
+A position is one token of one row in one forward pass. With a backward pass, which takes twice the
+arithmetic, it counts as 3. Attention over long rows, the LM head and the optimizer are not in it,
+so that a time can be saved in another proportion.
+"""
 
 import platform
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -12,10 +19,10 @@ from typing import Any
 
 import torch
 from rich.table import Table
+from torch.nn import functional
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from trl_ablate.bench.positions import Positions
 from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import GRAD_NORM
@@ -23,12 +30,71 @@ from trl_ablate.run.identity import provenance
 from trl_ablate.run.json_files import write_json
 from trl_ablate.run.untrusted import FirstThatFits, SafeConsole
 from trl_ablate.trainer.ablation import AblationTrainer
+from trl_ablate.trainer.temporary import replaced
 from trl_ablate.trainer.update import peak_memory, reset_peak_memory
 
 STOCK, OURS = "stock TRL", "trl_ablate"
+WITH_BACKWARD = 3
+LIMIT = "positions of stock TRL, in multiples of the fewest"
 
 Result = tuple[str, list[dict[str, Any]], dict[str, Any]]
 """What a mode publishes: a title, the rows of a table, and single facts."""
+
+
+class Positions(Counter):
+    """Positions by part of the work: those computed, and the fewest that could have been."""
+
+    part = "train"
+
+    @contextmanager
+    def of(self, model: Any):
+        """Count what the model embeds within the block, whoever calls it."""
+        embed, table = functional.embedding, model.get_input_embeddings().weight.shape
+
+        def embedding(ids: torch.Tensor, weight: torch.Tensor, *rest: Any, **named: Any) -> Any:
+            if weight.shape == table:
+                self[self.part] += ids.numel() * (WITH_BACKWARD if torch.is_grad_enabled() else 1)
+            return embed(ids, weight, *rest, **named)
+
+        with replaced(functional, embedding=embedding):
+            yield
+
+    @contextmanager
+    def of_steps(self, trainer: Any):
+        generate = trainer._generate_and_score_completions
+
+        def counted(inputs: Any) -> Any:
+            self.part = "rollout"
+            batch = generate(inputs)
+            self.part = "train"
+            self.update(fewest_of(batch, trainer.num_generations))
+            return batch
+
+        with self.of(trainer.model), replaced(trainer, _generate_and_score_completions=counted):
+            yield
+
+
+def fewest_of(batch: dict[str, torch.Tensor], group: int) -> dict[str, int]:
+    """The fewest positions of a rollout batch, whose groups stand one after another."""
+    rows = len(batch["completion_mask"])
+    learns_N = batch["advantages"].reshape(rows, -1).ne(0).any(dim=1).tolist()
+    prompts_G = batch["prompt_mask"].sum(dim=1)[::group].tolist()
+    responses_N = batch["completion_mask"].sum(dim=1).tolist()
+    return {
+        "fewest, rollout": fewest(prompts_G, responses_N, [False] * rows),
+        "fewest, train": fewest(prompts_G, responses_N, learns_N),
+    }
+
+
+def fewest(prompts_G: Sequence[int], responses_N: Sequence[int], learns_N: Sequence[bool]) -> int:
+    """Each prompt once for its group, each response without its last token, and a backward pass
+    only for rows that learn and their prompts."""
+    group = len(responses_N) // len(prompts_G)
+    costs_N = [WITH_BACKWARD if learns else 1 for learns in learns_N]
+    costs_G = [max(costs_N[first : first + group]) for first in range(0, len(costs_N), group)]
+    of_prompts = sum(cost * length for cost, length in zip(costs_G, prompts_G, strict=True))
+    own = zip(costs_N, responses_N, strict=True)
+    return of_prompts + sum(cost * max(0, length - 1) for cost, length in own)
 
 
 @dataclass
@@ -46,6 +112,15 @@ class Measured:
     positions: Positions = field(default_factory=Positions)
     returned: list[Any] = field(default_factory=list)
 
+    def begin(self) -> None:
+        self._began = now(), time.process_time()
+
+    def end(self) -> None:
+        """Count the time since the beginning."""
+        wall, cpu = self._began
+        self.seconds.append(now() - wall)
+        self.cpu.append(time.process_time() - cpu)
+
     def logged(self, name: str) -> float | None:
         found = [row[name] for row in self.logs if name in row]
         return median(found) if found else None
@@ -60,6 +135,12 @@ class Measured:
         return self.positions_of_step(*parts) / max(1, self.positions_of_step(*fewest))
 
 
+def now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def alternate(
     ways: Mapping[str, Callable[[int], Any]], rounds: int, warmup: int = 0
 ) -> dict[str, Measured]:
@@ -67,41 +148,52 @@ def alternate(
     found = {name: Measured() for name in ways}
     for number in range(warmup + rounds):
         for name, way in ways.items():
-            began, cpu = now(), time.process_time()
+            found[name].begin()
             found[name].returned.append(way(number))
             if number >= warmup:
-                found[name].seconds.append(now() - began)
-                found[name].cpu.append(time.process_time() - cpu)
+                found[name].end()
     return found
 
 
-def timed(
-    what: str, unit: str, seconds: Sequence[float], first: Sequence[float] | None = None
-) -> dict[str, Any]:
-    """The columns that every table begins with; the spread is the largest minus the smallest."""
-    spread = max(seconds) - min(seconds)
-    row: dict[str, Any] = {"what": what, unit: median(seconds), "spread": spread}
-    return row | ({} if first is None else {"ratio": ratio(first, seconds)})
-
-
-def now() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
 class StepTimer(TrainerCallback):
-    """Measures the seconds of every optimizer step, on the wall and of the processor."""
+    """Counts the time of every optimizer step but the first, which is warm-up."""
 
-    def __init__(self) -> None:
-        self.seconds: list[tuple[float, float]] = []
+    def __init__(self, into: Measured) -> None:
+        self._into = into
 
     def on_step_begin(self, args, state, control, **kwargs):
-        self._began = now(), time.process_time()
+        self._into.begin()
 
     def on_step_end(self, args, state, control, **kwargs):
-        wall, cpu = self._began
-        self.seconds.append((now() - wall, time.process_time() - cpu))
+        if state.global_step > 1:
+            self._into.end()
+
+
+def compare(
+    builds: Mapping[str, Callable[[], GRPOTrainer]], rounds: int, *, keep_weights: bool = False
+) -> dict[str, Measured]:
+    """Train in each way alternately; a build gives a trainer that has not begun."""
+    found = {name: Measured() for name in builds}
+    for _ in range(rounds):
+        for name, build in builds.items():
+            trainer = build()
+            measure(trainer, found[name])
+            if keep_weights:
+                weights = trainer.model.parameters()
+                found[name].weights = [each.detach().cpu().clone() for each in weights]
+    return found
+
+
+def measure(trainer: GRPOTrainer, into: Measured) -> None:
+    """Train; the first step is not counted."""
+    trainer.add_callback(StepTimer(into))
+    reset_peak_memory(trainer.args.device)
+    with into.positions.of_steps(trainer):
+        trainer.train()
+    logs = [row for row in trainer.state.log_history if GRAD_NORM in row]
+    into.logs += logs[1:]
+    into.grad_norms += [row[GRAD_NORM] for row in logs]
+    into.peak = max(into.peak, peak_memory(trainer.args.device))
 
 
 def trainer_of(stock: bool, settings: Mapping[str, Any], **parts: Any) -> GRPOTrainer:
@@ -132,19 +224,24 @@ def trainer_of(stock: bool, settings: Mapping[str, Any], **parts: Any) -> GRPOTr
     return trainer
 
 
-def measure(trainer: GRPOTrainer, into: Measured, warmup: int = 1) -> None:
-    """Train; the first `warmup` steps are not counted."""
-    timer = StepTimer()
-    trainer.add_callback(timer)
-    reset_peak_memory(trainer.args.device)
-    with into.positions.of_steps(trainer):
-        trainer.train()
-    logs = [row for row in trainer.state.log_history if GRAD_NORM in row]
-    into.seconds += [wall for wall, _ in timer.seconds[warmup:]]
-    into.cpu += [cpu for _, cpu in timer.seconds[warmup:]]
-    into.logs += logs[warmup:]
-    into.grad_norms += [row[GRAD_NORM] for row in logs]
-    into.peak = max(into.peak, peak_memory(trainer.args.device))
+def sizes_of(load: Any, longest: int, processes: int = 1) -> dict[str, Any]:
+    """The settings of a trainer of the steps of a load, and of one more for warm-up."""
+    return {
+        "per_device_train_batch_size": load.microbatch,
+        "gradient_accumulation_steps": load.rows // (load.microbatch * processes),
+        "num_generations": load.group,
+        "max_completion_length": longest,
+        "max_steps": load.steps + 1,
+    }
+
+
+def timed(
+    what: str, unit: str, seconds: Sequence[float], first: Sequence[float] | None = None
+) -> dict[str, Any]:
+    """The columns that every table begins with; the spread is the largest minus the smallest."""
+    spread = max(seconds) - min(seconds)
+    row: dict[str, Any] = {"what": what, unit: median(seconds), "spread": spread}
+    return row | ({} if first is None else {"ratio": ratio(first, seconds)})
 
 
 def compared(what: str, unit: str, one: Measured, first: Measured) -> dict[str, Any]:
@@ -163,22 +260,9 @@ def ratio(theirs: Sequence[float], ours: Sequence[float]) -> float:
 
 
 def machine() -> str:
-    """A short description of the machine, for the title of a table."""
-    if torch.cuda.is_available():
-        return f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}"
-    return (
-        f"{torch.get_num_threads()} CPU threads ({platform.machine()}), torch {torch.__version__}"
-    )
-
-
-def _table(lines: Sequence[Sequence[str]]) -> Table:
-    """A table of these lines; the first one names the columns."""
-    table = Table(box=None)
-    for place, name in enumerate(lines[0]):
-        table.add_column(name, justify="right" if place else "left", overflow="fold")
-    for line in lines[1:]:
-        table.add_row(*line)
-    return table
+    cpu = f"{torch.get_num_threads()} CPU threads ({platform.machine()})"
+    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else cpu
+    return f"{device}, torch {torch.__version__}"
 
 
 def publish(
@@ -193,14 +277,16 @@ def publish(
     console.print(FirstThatFits(_table(lines), _table(list(zip(*lines, strict=True)))))
     for fact, value in facts.items():
         console.print(f"{fact}: {value:.6g}" if isinstance(value, float) else f"{fact}: {value}")
-    write_json(
-        output,
-        {
-            "benchmark": name,
-            "machine": machine(),
-            "rows": list(rows),
-            "facts": dict(facts),
-            **provenance(),
-        },
-    )
+    written = {"benchmark": name, "machine": machine(), "rows": list(rows), "facts": dict(facts)}
+    write_json(output, written | provenance())
     console.print(f"written to {output}")
+
+
+def _table(lines: Sequence[Sequence[str]]) -> Table:
+    """A table of these lines; the first one names the columns."""
+    table = Table(box=None)
+    for place, name in enumerate(lines[0]):
+        table.add_column(name, justify="right" if place else "left", overflow="fold")
+    for line in lines[1:]:
+        table.add_row(*line)
+    return table

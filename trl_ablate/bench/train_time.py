@@ -4,13 +4,21 @@ Both train copies of one random model on the same replayed rollouts, alternately
 The first step of a round is warm-up and is not counted. The time is measured from the beginning to
 the end of an optimizer step, which with replayed rollouts is the training phase. Gradient norms and
 final weights are compared, to show that a faster step computes the same result.
+
+And its cost per token for different rollout batch sizes, lengths and numbers of processes.
 """
 
 import copy
-from collections.abc import Mapping
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from math import lcm
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -20,29 +28,19 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
-from trl_ablate.bench import synthetic
-from trl_ablate.bench.modes import Train, Training, check_rows
-from trl_ablate.bench.positions import LIMIT
-from trl_ablate.bench.timing import (
-    OURS,
-    STOCK,
-    Measured,
-    Result,
-    compared,
-    measure,
-    trainer_of,
-)
+from trl_ablate.bench import synthetic, timing
+from trl_ablate.bench.gpu.parts import first_gpus
+from trl_ablate.bench.modes import Scale, Train, Training, check_rows
+from trl_ablate.bench.timing import LIMIT, OURS, STOCK, Measured, Result, compared, timed
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.trainer.temporary import replaced
 
-Ways = Mapping[str, tuple[bool, Mapping[str, Any]]]
-"""Name -> whether stock TRL trains, and its settings."""
+Ways = Mapping[str, Mapping[str, Any]]
+"""Name -> settings. The way that is called `STOCK` is trained by stock TRL."""
 
 
 @dataclass
 class Workload(Training):
-    """The training data and the size of a step."""
-
     lengths_N: list[int]
 
     @property
@@ -67,19 +65,18 @@ def bench(asked: Train) -> Result | None:
     sizes = {each.name: getattr(asked, each.name) for each in fields(Training)}
     load = Workload(lengths_asked(asked, state.num_processes), **sizes)
     torch.manual_seed(asked.seed)
-    model, tokenizer = synthetic.model_and_tokenizer(
-        asked.model_shape, asked.model_name_or_path, asked.vocabulary
-    )
-    extra = {f"{OURS}, extra forward": (False, {"reuse_forward": False})} if load.corrected else {}
-    ways = {**({} if asked.only else {STOCK: (True, {})}), **extra, OURS: (False, {})}
-    found = compare(model, tokenizer, load, ways)
+    model, tokenizer = synthetic.model_and_tokenizer(asked, asked.vocabulary)
+    ways: Ways = {} if asked.only else {STOCK: {}}
+    if load.corrected:
+        ways[f"{OURS}, extra forward"] = {"reuse_forward": False}
+    found = compare(model, tokenizer, load, ways | {OURS: {}}, keep_weights=True)
     title = (
         f"training phase, {load.rows} completions of {sum(load.lengths_N) / load.rows:.0f} tokens "
         f"(longest {max(load.lengths_N)}), microbatch {load.microbatch}, {asked.model}"
     )
-    table, facts = rows_of(found, load), differences(found[next(iter(ways))], found[OURS])
+    facts = differences(next(iter(found.values())), found[OURS])
     facts |= {} if asked.only else {LIMIT: found[STOCK].limit("train")}
-    return (title, table, facts) if state.is_main_process else None
+    return (title, rows_of(found, load), facts) if state.is_main_process else None
 
 
 def lengths_asked(asked: Train, processes: int) -> list[int]:
@@ -87,7 +84,7 @@ def lengths_asked(asked: Train, processes: int) -> list[int]:
     microbatches."""
     check_rows(asked.rows, group=asked.group, microbatch=asked.microbatch, processes=processes)
     if not asked.lengths or asked.uniform:
-        return synthetic.lengths_of(asked)
+        return synthetic.lengths(asked)
     recorded = synthetic.recorded_lengths(asked.lengths)[: asked.rows]
     least = lcm(asked.group, asked.microbatch * processes)
     if len(recorded) < least:
@@ -104,25 +101,16 @@ def compare(
     load: Workload,
     ways: Ways,
     *,
-    keep_weights: bool = True,
+    keep_weights: bool = False,
 ) -> dict[str, Measured]:
     """Train in each way alternately, `load.rounds` times, each time from the same weights."""
-    found = {name: Measured() for name in ways}
-    for _ in range(load.rounds):
-        for name, (stock, settings) in ways.items():
-            own = copy.deepcopy(model)
-            measure(_build(stock, own, tokenizer, load, settings), found[name])
-            if keep_weights:
-                found[name].weights = [weight.detach().cpu().clone() for weight in own.parameters()]
-    return found
+    builds = {name: partial(_build, name, model, tokenizer, load, ways[name]) for name in ways}
+    return timing.compare(builds, load.rounds, keep_weights=keep_weights)
 
 
 def rows_of(found: Mapping[str, Measured], load: Workload) -> list[dict[str, Any]]:
-    """The table: seconds per step and their spread, ratio to the first row, tokens/s, padding, peak
-    memory.
-
-    Other work on the machine only slows a step down, so `fastest` depends least on it.
-    """
+    """The table. Other work on the machine only slows a step down, so `fastest` depends least on
+    it."""
     first = next(iter(found.values()))
     return [
         {
@@ -153,30 +141,76 @@ def apart(one: Measured, other: Measured) -> float:
 
 
 def _build(
-    stock: bool, model: PreTrainedModel, tokenizer: Any, load: Workload, given: Mapping[str, Any]
+    name: str, model: PreTrainedModel, tokenizer: Any, load: Workload, own: Mapping[str, Any]
 ) -> GRPOTrainer:
-    settings = dict(
+    """A trainer of a copy of the model."""
+    settings = {
+        **timing.sizes_of(load, max(load.lengths_N), PartialState().num_processes),
         **({"bf16": True} if load.bf16 else {}),
-        loss_type="grpo",
-        per_device_train_batch_size=load.microbatch,
-        gradient_accumulation_steps=load.rows // (load.microbatch * PartialState().num_processes),
-        num_generations=load.group,
-        max_completion_length=max(load.lengths_N),
-        max_steps=load.steps + 1,
-        learning_rate=1e-4,
-        use_vllm=load.corrected,
-        vllm_mode="server",
-        vllm_importance_sampling_mode="token_truncate",
-    )
+        "loss_type": "grpo",
+        "learning_rate": 1e-4,
+        "use_vllm": load.corrected,
+        "vllm_mode": "server",
+        "vllm_importance_sampling_mode": "token_truncate",
+        **own,
+    }
+    replay = synthetic.Replay(load.lengths_N, len(tokenizer), load.prompt_length, load.group)
     with replaced(grpo_trainer, VLLMGeneration=synthetic.NoEngine):
-        return trainer_of(
-            stock,
-            settings | dict(given),
-            model=model,
+        return timing.trainer_of(
+            name == STOCK,
+            settings,
+            model=copy.deepcopy(model),
             reward_funcs=partial(synthetic.length_reward, group=load.group, idle=load.idle),
             train_dataset=synthetic.prompts(load.rows * (load.steps + 1) // load.group),
             processing_class=tokenizer,
-            rollout_func=synthetic.Replay(
-                load.lengths_N, len(tokenizer), load.prompt_length, load.group
-            ),
+            rollout_func=replay,
         )
+
+
+def bench_scale(asked: Scale) -> Result:
+    """What `trl-ablate bench scale` publishes. Each round measures all points; the first value of
+    each list is used while another list varies."""
+    rows, means, processes = asked.rows, asked.mean_lengths, asked.processes
+    points = [(n, means[0], processes[0]) for n in rows]
+    points += [(rows[0], mean, processes[0]) for mean in means[1:]]
+    points += [(rows[0], means[0], count) for count in processes[1:]]
+    check_points(points)
+    found = [[_alone(*point, asked.steps) for point in points] for _ in range(asked.rounds)]
+    table = []
+    for (n, mean, count), of_rounds in zip(points, zip(*found, strict=True), strict=True):
+        what = f"{n} rollouts of {mean:g} tokens, {count} process(es)"
+        table.append(timed(what, "s/step", [one["s/step"] for one in of_rounds]))
+        table[-1]["µs/token"] = median([1e6 / one["tokens/s"] for one in of_rounds])
+        table[-1]["peak GiB"] = max(one["peak GiB"] for one in of_rounds)
+    return "the training phase, cost of a token", table, {}
+
+
+def check_points(points: Sequence[tuple[int, float, int]]) -> None:
+    sizes, most = Train(), max(processes for _, _, processes in points)
+    for rows, _, processes in points:
+        check_rows(rows, group=sizes.group, microbatch=sizes.microbatch, processes=processes)
+    if torch.cuda.is_available() and most > torch.cuda.device_count():
+        raise ConfigurationError(
+            f"--processes {most} needs as many GPUs, and {torch.cuda.device_count()} are visible; "
+            "give fewer processes, such as --processes 1"
+        )
+
+
+def _alone(rows: int, mean_length: float, processes: int, steps: int) -> dict[str, Any]:
+    """A point in its own process (or several), so that none starts with the memory of another."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "train.json"
+        words = ["train", "--only", "--rows", rows, "--mean_length", mean_length]
+        words += ["--cap", round(3 * mean_length), "--steps", steps, "--rounds", 1]
+        launcher, threads = [sys.executable], max(1, (os.cpu_count() or 1) // processes)
+        if processes > 1:
+            launcher += ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+            launcher += ["--standalone"]
+        subprocess.run(
+            [*launcher, "-m", "trl_ablate", "bench", *map(str, words), "--output", str(output)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, **first_gpus(processes), "OMP_NUM_THREADS": str(threads)},
+        )
+        (row,) = json.loads(output.read_text("utf-8"))["rows"]
+    return row

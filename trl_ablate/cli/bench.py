@@ -14,16 +14,24 @@ import shlex
 import warnings
 from collections.abc import Iterator
 from dataclasses import Field, fields
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from trl_ablate.bench.gpu import parts
-from trl_ablate.bench.gpu.parts import PARTS, Results, Setup
+from trl_ablate.bench.gpu.parts import FINISHED, PARTS, Results, Setup
 from trl_ablate.bench.modes import MODES, PRESETS
 from trl_ablate.cli.ending import DONE, FAILED
-from trl_ablate.cli.parsing import Option, Parser, at_least, command, flag, option
+from trl_ablate.cli.parsing import (
+    Option,
+    Parser,
+    at_least,
+    check_writable,
+    command,
+    flag,
+    option,
+)
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import why_no_gpu
@@ -48,14 +56,9 @@ def add_modes(parser: Parser) -> None:
 
 
 def options_of(kind: type) -> Iterator[Option]:
-    """The options of a mode."""
     yield from map(option_of, fields(kind))
-    if "cap" in names_of(kind):
+    if "cap" in {each.name for each in fields(kind)}:
         yield option("--preset", choices=PRESETS, help="other defaults for the sizes")
-
-
-def names_of(options: type) -> list[str]:
-    return [each.name for each in fields(options)]
 
 
 def option_of(each: Field) -> Option:
@@ -76,15 +79,13 @@ def asked(options: argparse.Namespace) -> Any:
     """The options of a mode: those that are given, or else the preset's, or else the defaults."""
     given, kind = vars(options), MODES[options.mode].options
     given = {**PRESETS.get(given.get("preset") or "", {}), **given}
-    return kind(**{name: given[name] for name in names_of(kind) if name in given})
+    names = {each.name for each in fields(kind)}
+    return kind(**{name: value for name, value in given.items() if name in names})
 
 
 @command(add_modes, stopped="only finished parts of `bench gpu` are kept")
 def main(options: argparse.Namespace) -> int:
-    if not options.output.parent.is_dir():
-        raise ConfigurationError(
-            f"the folder of --output {options.output} does not exist; create it, or give another"
-        )
+    check_writable("--output", options.output)
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     warnings.filterwarnings("ignore")
     if options.mode == "gpu":
@@ -92,7 +93,7 @@ def main(options: argparse.Namespace) -> int:
     from trl_ablate.bench.timing import publish
 
     load, _, _ = os.getloadavg()
-    result = import_module(f"trl_ablate.{MODES[options.mode].module}").bench(asked(options))
+    result = resolve_name(f"trl_ablate.{MODES[options.mode].measure}")(asked(options))
     if result is not None:
         title, rows, facts = result
         publish(title, rows, facts | {"load of the machine before": load}, options.output)
@@ -101,8 +102,13 @@ def main(options: argparse.Namespace) -> int:
 
 OF_GPU = (
     option(
-        "--parts", nargs="+", metavar="PART", default=list(PARTS), help=f"of {', '.join(PARTS)}"
-    ),
+        "--parts",
+        nargs="+",
+        choices=PARTS,
+        metavar="PART",
+        default=list(PARTS),
+        help=f"of {', '.join(PARTS)}",
+    ),  # fmt: skip
     option("--budget", type=at_least(1), default=600, metavar="SECONDS", help="default: 600"),
     option("--device", choices=("cuda", "cpu"), default="cuda"),
     flag("--toy", "a miniature model and few rollouts"),
@@ -123,16 +129,13 @@ def run_gpu(options: argparse.Namespace) -> int:
         console.print(f"continue with: {again}")
         raise
     console.print(f"written to {results.file} and {results.page}")
-    if all(map(results.has, results.parts)):
+    if all(results.status(name) in FINISHED for name in results.parts):
         return DONE
     console.print(f"repeat what is not ok with: {again}")
     return FAILED
 
 
 def check_gpu(options: argparse.Namespace) -> None:
-    """Refuse what cannot run here, before anything is started."""
-    if wrong := [name for name in options.parts if name not in PARTS]:
-        raise ConfigurationError(f"'{wrong[0]}' is not a part of bench gpu; use {', '.join(PARTS)}")
     if options.output.suffix == ".md":
         raise ConfigurationError(
             f"--output {options.output} is the name of the page beside the results; give a name "

@@ -71,18 +71,15 @@ def show(found: "Checked") -> None:
         console.print(f"\nprompt {number}", style="bold")
         line(prompt)
     console.print(f"\nrewards: {', '.join(found.reward_names)}", style="bold")
-    show_rewards(found)
-
-
-def show_rewards(found: "Checked") -> None:
-    kinds = {"empty completion": found.empty}
-    if found.reference is not None and found.wrong is not None:
-        kinds = {"reference answer": found.reference, "wrong answer": found.wrong, **kinds}
-    for kind, graded in kinds.items():
-        line(
-            f"  {kind:<17}{_number(graded.mean):>9} on average, "
-            f"{_number(graded.rewards[0]):>8} for prompt 1, {1000 * graded.seconds:.2f} ms a row"
-        )
+    tried = {
+        "reference answer": found.reference, "wrong answer": found.wrong,
+        "empty completion": found.empty,
+    }  # fmt: skip
+    for kind, graded in tried.items():
+        if graded is not None:
+            mean, first = _number(graded.mean), _number(graded.rewards[0])
+            milliseconds = f"{1000 * graded.seconds:.2f} ms a row"
+            line(f"  {kind:<17}{mean:>9} on average, {first:>8} for prompt 1, {milliseconds}")
     if found.reference is None:
         line("  the data have no column `answer`, so that no reference answer could be tried")
         return

@@ -1,16 +1,8 @@
 """How a command ends: its exit code, and a one-sentence message for an error. No torch.
 
 `parsing.Command` runs every command in `exit_code_of`, the only place where an error becomes a
-message and an exit code:
-
-    0     done
-    1     failed: the disk, the network, the GPU, a reward function
-    2     refused: a `ConfigurationError`, or a path that cannot be used as asked
-    75    `train` was ended by SIGTERM
-    130   Ctrl-C
-
-An error that is not known here keeps its traceback. If the reader of the output has closed it
-(`trl-ablate … | head -1`), the command continues to its end without output.
+message and an exit code. An error that is not known here keeps its traceback. If the reader of the
+output has closed it (`trl-ablate … | head -1`), the command continues to its end without output.
 """
 
 import errno
@@ -42,8 +34,8 @@ def exit_code_of(work: Callable[[], int], *, stopped: str, resumable: bool = Fal
 
     Args:
         stopped: what to print about the state after Ctrl-C, such as "nothing was written".
-        resumable: whether the command has `--resume`, as `train` has. Then the message says how to
-            continue, and SIGTERM ends it with 75 instead of the code of Ctrl-C.
+        resumable: whether the command has `--resume`. Then the message says how to continue, and
+            SIGTERM ends it with 75 instead of the code of Ctrl-C.
     """
     for library in NOISY_LIBRARIES:
         logging.getLogger(library).setLevel(logging.ERROR)
@@ -114,7 +106,6 @@ _OF_PATHS = {
 
 
 def about_path(error: OSError) -> str:
-    """The message for an error about a path: what is wrong with it, and what to do."""
     name = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else str(error.filename)
     path = brief(name, 300)
     if os.path.islink(name) and error.errno in (errno.ENOENT, errno.EEXIST):

@@ -56,7 +56,6 @@ OPTIONS: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {
 
 
 def add_engine(parser: Parser) -> None:
-    """Add `--engine` and its options."""
     parser.add_argument(
         "--engine", choices=ENGINES, default="local", help="where the runs are done"
     )
@@ -67,7 +66,6 @@ def add_engine(parser: Parser) -> None:
 
 
 def check_engine(options: argparse.Namespace) -> None:
-    """Refuse an option of another engine."""
     for engines, of_them in OPTIONS.items():
         for name in of_them:
             given = vars(options)[name] != options.parser.get_default(name)

@@ -21,7 +21,7 @@ from rich.table import Table
 from trl_ablate.cli import terminal
 from trl_ablate.cli.ending import DONE
 from trl_ablate.cli.imports import to_keep
-from trl_ablate.cli.parsing import command, flag, group, option
+from trl_ablate.cli.parsing import check_writable, command, flag, group, option
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import MAIN, pass_rates
@@ -41,9 +41,7 @@ SETTINGS = ("dataset", "num_generations_eval", "eval_temperature", "eval_top_p")
         option("--dataset", help="math, gsm8k, miniature, a Hub id, or a path"),
         option("--samples", dest=SETTINGS[1], metavar="N", help="completions per question"),
         option(
-            "--temperature",
-            dest=SETTINGS[2],
-            metavar="T",
+            "--temperature", dest=SETTINGS[2], metavar="T",
             help="0 is greedy; default: as in training",
         ),
         option("--top_p", dest=SETTINGS[3], metavar="P", help="default: as in training"),
@@ -52,8 +50,7 @@ SETTINGS = ("dataset", "num_generations_eval", "eval_temperature", "eval_top_p")
         "whose settings to use",
         option("--recipe", help="path or shipped name; default: the run's recipe, or grpo"),
         option(
-            "--profile",
-            default="auto",
+            "--profile", default="auto",
             help="of the recipe: h100, rtx4090, miniature, auto, a path",
         ),
     ),
@@ -62,13 +59,12 @@ SETTINGS = ("dataset", "num_generations_eval", "eval_temperature", "eval_top_p")
         option("--output", type=Path, help="write the numbers to this JSON file"),
         flag("--completions", "write every completion next to it, as JSONL"),
         option(
-            "--per_question",
-            type=Path,
+            "--per_question", type=Path,
             help="write the pass rate of each question to this JSONL file",
         ),
     ),
     settings="CHECKPOINT [options] [--key value ...]",
-)
+)  # fmt: skip
 def main(options: argparse.Namespace, words: list[str]) -> int:
     check_output(options)
     for setting in SETTINGS:
@@ -104,17 +100,10 @@ def main(options: argparse.Namespace, words: list[str]) -> int:
 
 
 def check_output(options: argparse.Namespace) -> None:
-    """Refuse an output that cannot be written, before a model is loaded."""
     if options.completions and not options.output:
         raise ConfigurationError("--completions writes a file next to --output; add --output FILE")
     for name in ("output", "per_question"):
-        file: Path | None = vars(options)[name]
-        if file and not file.parent.is_dir():
-            raise ConfigurationError(
-                f"the folder of --{name} {file} does not exist; create it, or give another"
-            )
-        if file and file.is_dir():
-            raise ConfigurationError(f"--{name} {file} is a folder; give a file in it")
+        check_writable(f"--{name}", vars(options)[name])
 
 
 def table(sets: Mapping[str, Mapping[str, Any]], title: str) -> Table:

@@ -39,13 +39,12 @@ WIDTH = 60
 
 
 def thresholds(options: Namespace) -> GuardArguments:
-    """The guard's settings among the options."""
-    given = {
-        name: check_value(f"--{name}", parse_yaml(value), HINTS[name])
-        for name, value in vars(options).items()
-        if name in HINTS
+    given = {name: text for name, text in vars(options).items() if name in HINTS}
+    read = {
+        name: check_value(f"--{name}", parse_yaml(text), HINTS[name])
+        for name, text in given.items()
     }
-    return GuardArguments(**given)
+    return GuardArguments(**read)
 
 
 @command(
@@ -80,7 +79,6 @@ def main(options: Namespace) -> int:
 
 
 def check_picture(options: Namespace, logs: list[Log]) -> None:
-    """Refuse before anything is printed."""
     file: Path | None = options.picture
     if file is None:
         return

@@ -56,7 +56,6 @@ def copy(starter: Path, folder: Path) -> None:
 
 
 def write_data(folder: Path) -> None:
-    """Write the rows of the task."""
     folder.mkdir()
     rows = sums(sum(ROWS.values()))
     for split, count in ROWS.items():

@@ -29,14 +29,11 @@ OF_TRAINING = {75: "ended by SIGTERM (train only): start it again with --resume"
 
 
 def exit_codes(own: Mapping[int, str]) -> str:
-    """The help's text on exit codes."""
     lines = [f"  {code:<6}{text}" for code, text in sorted({**EXIT_CODES, **own}.items())]
     return "\n".join(["exit codes:", *lines])
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Reads a count on a command line."""
-
     def read(text: str) -> int:
         with suppress(ValueError):
             if int(text) >= least:
@@ -79,6 +76,16 @@ RUNS = option(
     "--runs", metavar="FOLDER", type=Path, default=Path("runs"),
     help="folder of all runs; default: runs",
 )  # fmt: skip
+
+
+def check_writable(name: str, file: Path | None) -> None:
+    """Refuse a file, the value of an option, that cannot be written, before anything is done."""
+    if file and not file.parent.is_dir():
+        raise ConfigurationError(
+            f"the folder of {name} {file} does not exist; create it, or give another"
+        )
+    if file and file.is_dir():
+        raise ConfigurationError(f"{name} {file} is a folder; give a file in it")
 
 
 class Parser(argparse.ArgumentParser):
@@ -126,7 +133,6 @@ class Command:
     Args:
         run: does the work with the parsed options; if the command takes settings, also with the
             words that are none of its options.
-        options: of the command.
         stopped: what Ctrl-C leaves.
         settings: the usage, such as `RECIPE [options] [--key value ...]`, of a command that takes
             settings.
@@ -149,7 +155,6 @@ class Command:
         )
 
     def parse(self, argv: Sequence[str] | None) -> tuple[Any, ...]:
-        """What `run` is called with."""
         module = sys.modules[self.run.__module__]
         prog = f"trl-ablate {module.__name__.rpartition('.')[2]}"
         usage = self.settings and f"{prog} {self.settings}"
@@ -166,7 +171,6 @@ class Command:
 
 
 def command(*options: Option, **how: Any) -> Callable[[Callable[..., int]], Command]:
-    """Makes a function a `Command` with these options."""
     return lambda run: Command(run, options, **how)
 
 

@@ -25,16 +25,14 @@ from trl_ablate.plan.sizes import GIB, GPUS, MODELS
 
 
 def _reading(name: str) -> dict[str, Any]:
-    """How argparse reads this option."""
     if name == "model":
         return {"metavar": "|".join([*MODELS, "CONFIG.JSON"])}
-    if name == "gpu":
-        return {"choices": tuple(GPUS)}
-    if HINTS[name] is bool:
+    kind = HINTS[name]
+    if kind is bool:
         return {"type": _boolean, "metavar": "true|false"}
-    if choices := get_args(HINTS[name]):
+    if choices := tuple(GPUS) if name == "gpu" else get_args(kind):
         return {"choices": choices}
-    return {"type": HINTS[name], "metavar": "N" if HINTS[name] is int else "X"}
+    return {"type": kind, "metavar": "N" if kind is int else "X"}
 
 
 def _boolean(text: str) -> bool:

@@ -44,7 +44,6 @@ def main(options: argparse.Namespace) -> int:
 
 
 def show_files(files: Mapping[str, int]) -> None:
-    """Print every file that is published, with its size."""
     rows = {
         path: f"{size:,} bytes" if size else "made from the run" for path, size in files.items()
     }

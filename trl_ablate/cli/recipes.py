@@ -80,7 +80,6 @@ def by_family() -> dict[str, list[Path]]:
 
 
 def tables() -> str:
-    """The recipes of each family with what they change, as Markdown."""
     parts = []
     for family, recipes in by_family().items():
         note = f" ({FAMILIES[family]})" if FAMILIES.get(family) else ""

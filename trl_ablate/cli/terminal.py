@@ -88,18 +88,17 @@ def show_recipe(resolved: Resolved, everything: bool) -> None:
 
 
 def show_findings(findings: list[Finding]) -> int:
-    """Print every finding, then the command that fixes each one that stops a run."""
+    """Print every finding, then what fixes each one that stops a run; the number of those."""
     rows = {each.what: each.found + " (not needed)" * (not each.needed) for each in findings}
     console.print(table("here", rows))
     missing = [finding for finding in findings if finding.stops]
     for finding in missing:
         console.print(f"missing: {finding.what}; fix: {finding.fix}")
     console.print(f"cannot run here: {len(missing)} missing" if missing else "can run here")
-    return 1 if missing else 0
+    return len(missing)
 
 
 def show_end(directory: RunDirectory) -> None:
-    """Print the first, best and last reward of a run, and where its files are."""
     evaluations = [row for row in directory.metrics() if row.get("eval_reward") is not None]
     record = directory.read()
     rows = {"run": str(directory.path), "time": f"{record['seconds']:.0f} s"}
@@ -119,24 +118,23 @@ def show_end(directory: RunDirectory) -> None:
 
 
 def show_document(document: Document) -> None:
-    """Print the texts and tables of a report."""
     console.print(document.lead)
     for section in document.sections:
-        if any(block.kind in ("items", "grid") for block in section.blocks):
+        shown: list[Any] = [each for each in section.blocks if each.kind in ("items", "grid")]
+        if shown:
             console.print(f"\n{section.title}", style="bold")
-        for block in section.blocks:
-            shown: Any = block
+        for block in shown:
             if block.kind == "items":
-                for item in shown.items:
+                for item in block.items:
                     line(f"  {item}")
-            if block.kind == "grid":
-                grid = Table(box=None, padding=(0, 2, 0, 0))
-                for position, name in enumerate(shown.header):
-                    right = position >= shown.numbers_from
-                    grid.add_column(name, justify="right" if right else "left", no_wrap=True)
-                for row in shown.rows:
-                    grid.add_row(*row)
-                SafeConsole(soft_wrap=True, width=WIDE).print(grid)
+                continue
+            grid = Table(box=None, padding=(0, 2, 0, 0))
+            for position, name in enumerate(block.header):
+                right = position >= block.numbers_from
+                grid.add_column(name, justify="right" if right else "left", no_wrap=True)
+            for row in block.rows:
+                grid.add_row(*row)
+            SafeConsole(soft_wrap=True, width=WIDE).print(grid)
 
 
 def table(
@@ -152,11 +150,9 @@ def table(
         title=title, title_justify="left", show_header=bool(header), box=None, padding=(0, 2, 0, 0)
     )
     lines = [(key, *([value] if isinstance(value, str) else value)) for key, value in rows.items()]
-    for place in range(max(map(len, [header, *lines]))):
-        named = header[place] if header else ""
-        made.add_column(
-            named, "", overflow="fold", justify="right" if numbers and place else "left"
-        )
+    width = max(map(len, [header, *lines]))
+    for place, name in enumerate([*header, *[""] * width][:width]):
+        made.add_column(name, overflow="fold", justify="right" if numbers and place else "left")
     for cells in lines:
         made.add_row(*map(Text, cells))
     return made

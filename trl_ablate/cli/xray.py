@@ -22,7 +22,7 @@ from trl_ablate.cli.parsing import at_least, command, leading, option
 from trl_ablate.cli.terminal import line
 
 if TYPE_CHECKING:
-    from trl_ablate.study.planned import Plan, PlannedArm
+    from trl_ablate.study.planned import Plan
     from trl_ablate.study.store import RunStore
     from trl_ablate.xray import Xray
 
@@ -48,53 +48,41 @@ def saved_runs(result: "Xray", plan: "Plan", store: "RunStore") -> Iterator[str]
     The runs of an inert arm repeat those of the arm that it is compared with, if they have its
     seeds and all that differs is known to have no effect: the same gradient at one point, as of a
     KL penalty at its start, proves nothing about later ones. An arm that only rescales is named,
-    too, but its runs are kept in the count: what it does without Adam, or to clipping by norm, is
-    not seen here.
+    too, if it takes the same steps, but its runs are kept in the count: what it does without Adam,
+    or to clipping by norm, is not seen here.
     """
+    from trl_ablate.switches import named
+
     saved, arms = 0, {arm.name: arm for arm in plan.arms}
     for arm in plan.arms:
-        other = result.against.get(arm.name)
-        if other not in arms or other == arm.name:
+        against = result.against.get(arm.name)
+        if against not in arms or against == arm.name:
             continue
-        runs = sum(not store.state(run.id).done for run in arm.runs)
         words = {point.arms[arm.name].verdict.words for point in result.points}
         if not words <= {"inert", "only rescales"}:
             continue
-        one_step = all(p.arms[name].steps == 1 for p in result.points for name in (arm.name, other))
-        inert = words == {"inert"}
-        if not one_step or not (repeats if inert else same_steps)(arm, arms[other]):
-            factor = " but for a factor" * (not inert)
-            yield (
-                f"{arm.name}: the same gradient as {other}{factor} here; its {runs} runs may differ"
-            )
+        other, inert = arms[against], words == {"inert"}
+        runs = sum(not store.state(run.id).done for run in arm.runs)
+        differ = {key for key, value in arm.values.items() if value != other.values.get(key)}
+        if inert:
+            seeds, others = ([run.seed for run in each.runs] for each in (arm, other))
+            same = seeds == others and differ <= arm.inert.keys()
+        else:
+            same = not any(key.startswith(OF_A_STEP) or key in named("length") for key in differ)
+        points = [point.arms[name] for point in result.points for name in (arm.name, against)]
+        if not same or any(each.steps != 1 for each in points):
+            found = f"the same gradient as {against}{'' if inert else ' but for a factor'} here"
+            yield f"{arm.name}: {found}; its {runs} runs may differ"
         elif inert:
             saved += runs
-            yield f"{arm.name}: its {runs} runs repeat those of {other}; leave it out"
+            yield f"{arm.name}: its {runs} runs repeat those of {against}; leave it out"
         else:
             yield (
-                f"{arm.name}: its {runs} runs differ from {other} by a factor of the gradient "
+                f"{arm.name}: its {runs} runs differ from {against} by a factor of the gradient "
                 "alone, which Adam undoes; expect no difference"
             )
     total = sum(not store.state(run).done for run in plan.runs())
     yield f"{saved} of {total} runs to do can be saved"
-
-
-def repeats(arm: "PlannedArm", other: "PlannedArm") -> bool:
-    """Whether the seeds of two arms are the same, and no setting that differs has an effect."""
-    seeds, others = ([run.seed for run in each.runs] for each in (arm, other))
-    return seeds == others and {*_differing(arm, other)} <= arm.inert.keys()
-
-
-def same_steps(arm: "PlannedArm", other: "PlannedArm") -> bool:
-    """Whether two arms take the same step with a gradient, and as many of them."""
-    from trl_ablate.switches import named
-
-    differ = _differing(arm, other)
-    return not any(key.startswith(OF_A_STEP) or key in named("length") for key in differ)
-
-
-def _differing(arm: "PlannedArm", other: "PlannedArm") -> list[str]:
-    return [key for key, value in arm.values.items() if value != other.values.get(key)]
 
 
 def show_outcomes(options: argparse.Namespace) -> int:

@@ -9,14 +9,10 @@ A published run is one repository, and one commit:
     run.json, resolved_config.json, metrics.jsonl, alerts.jsonl, curves.png
     rollouts/                         the model's responses at key steps
 
-Folders are used instead of revisions: one commit then holds a run completely or not at all, the
-repository's page shows both models, `subfolder="checkpoint_last"` loads the other one, and equal
-weights are stored once either way. Revisions stay free for the user's own purposes, such as one
-branch per seed (`--revision`).
-
-Files are chosen by their fixed names, never by a suffix, and links are not followed. These are
-deliberately not published: optimizer states, pickles (`training_args.bin` may contain a token), git
-diffs and the machine's name. Nothing here imports torch.
+Folders and not revisions: one commit holds a run completely or not at all, the page shows both
+models, and equal weights are stored once either way. Files are chosen by their fixed names, never
+by a suffix, and links are not followed. Not published: optimizer states, pickles
+(`training_args.bin` may contain a token), git diffs, the machine's name. No torch.
 """
 
 from trl_ablate.errors import PublishError

@@ -15,8 +15,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, StrictUndefined
 
-from trl_ablate.hub.bases import base_model, base_revision, hub_id, is_miniature
-from trl_ablate.hub.contents import BEST, FinishedRun
+from trl_ablate.hub.contents import BEST, FinishedRun, hub_id
 from trl_ablate.metrics import stderr_of
 from trl_ablate.run.untrusted import (
     for_markdown,
@@ -41,9 +40,8 @@ def model_card(
     """README.md of the repository, or of a branch of it: metadata, then Markdown."""
     template = Environment(trim_blocks=False, undefined=StrictUndefined, keep_trailing_newline=True)
     template.filters |= {"md": _md, "code": _code, "fence": markdown_fence}
-    base, record = base_model(run.config), run.record
+    record, config, settings = run.record, run.config["config"], run.config["settings"]
     named = ["recipe", "profile", "arm", "seed"] + ["study"] * bool(record.get("study"))
-    config, settings = run.config["config"], run.config.get("settings") or {}
     space = config.get("trackio_space_id") or config.get("trackio_static_space_id")
     scaled = {"learning_rate_scale": 1.0} if "learning_rate_scale" in settings else {}
     shown = template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
@@ -51,11 +49,10 @@ def model_card(
         record={"reason": None, **record},
         repo_id=repo_id,
         revision=_revision(branch),
-        base_revision=_revision(base_revision(run.config)),
+        base_revision=_revision(run.base_revision),
         metadata=_metadata(run, repo_id, licence).rstrip(),
-        base=base,
-        base_id=hub_id(base),
-        is_miniature=is_miniature(base),
+        base=run.base,
+        base_id=hub_id(run.base),
         named=", ".join(f"{key} {_code(record.get(key))}" for key in named),
         changes=_changes(run.config.get("changes") or {}, settings),
         results=_results(run),
@@ -65,22 +62,13 @@ def model_card(
         versions=_versions(record),
         settings=yaml.safe_dump({**settings, **scaled}, allow_unicode=True).rstrip(),
         terms=(licence or {}).get("license_name") or (licence or {}).get("license"),
-        dataset=dataset_id(run.config),
         space=space and hub_id(space if "/" in space else f"{repo_id.partition('/')[0]}/{space}"),
     )
     return run.masker.text(shown)
 
 
-def dataset_id(config: Mapping[str, Any]) -> str | None:
-    """The dataset's id on the Hub, or None for files and the miniature."""
-    from trl_ablate.data.questions import NAMED_DATASETS  # imports pyarrow, which others spare
-
-    name = config["task"]["dataset"]
-    return NAMED_DATASETS[name].hub_id if name in NAMED_DATASETS else hub_id(name)
-
-
 def _metadata(run: FinishedRun, repo_id: str, licence: Licence | None) -> str:
-    base, dataset = hub_id(base_model(run.config)), dataset_id(run.config)
+    base, dataset = hub_id(run.base), run.dataset
     data = ModelCardData(
         library_name="peft" if run.is_adapter else "transformers",
         pipeline_tag="text-generation",
@@ -88,7 +76,7 @@ def _metadata(run: FinishedRun, repo_id: str, licence: Licence | None) -> str:
         datasets=[dataset] if dataset else None,
         tags=list(TAGS),
         model_name=on_one_line(repo_id.rpartition("/")[2]),
-        eval_results=_eval_results(run, dataset),
+        eval_results=_eval_results(run),
     )
     for key, value in (licence or {}).items():
         data[key] = on_one_line(str(value))
@@ -97,17 +85,16 @@ def _metadata(run: FinishedRun, repo_id: str, licence: Licence | None) -> str:
     return data.to_yaml()
 
 
-def _eval_results(run: FinishedRun, dataset: str | None) -> list[EvalResult] | None:
+def _eval_results(run: FinishedRun) -> list[EvalResult] | None:
     """The reward of the model at the repository's root, for the list that the Hub shows."""
     row = run.best_evaluation if run.chosen == BEST else next(reversed(run.evaluations), None)
-    if row is None or dataset is None:
+    if row is None or run.dataset is None:
         return None
-    task = run.config["task"]
     return [
         EvalResult(
             task_type="text-generation",
-            dataset_type=dataset,
-            dataset_name=task["dataset"],
+            dataset_type=run.dataset,
+            dataset_name=run.config["task"]["dataset"],
             metric_type="reward",
             metric_name="reward per completion",
             metric_value=round(row["eval_reward"], 4),
@@ -147,13 +134,12 @@ def _with_error(row: Mapping[str, Any], metric: str) -> str:
 
 def _command(record: Mapping[str, Any]) -> list[str]:
     """The command without the folder of its program."""
-    words = [str(word) for word in record.get("command") or []]
-    program = words[0] if words else ""
+    program, *words = [str(word) for word in record.get("command") or [""]]
     if program.endswith("scripts/train.py"):
-        return ["accelerate", "launch", "scripts/train.py", *words[1:]]
+        return ["accelerate", "launch", "scripts/train.py", *words]
     if program.endswith(("trl_ablate/__main__.py", "bin/trl-ablate")):
-        return ["trl-ablate", *words[1:]]
-    return words
+        return ["trl-ablate", *words]
+    return [program, *words] if program else []
 
 
 def _versions(record: Mapping[str, Any]) -> str:

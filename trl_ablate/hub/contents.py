@@ -1,15 +1,21 @@
-"""The files that a run publishes, read from its directory, with secrets removed. No torch."""
+"""What a run publishes: its records without secrets, its files by their fixed names, and the model
+and the data as the Hub knows them. No torch."""
 
 import json
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+from trl_ablate.data.row_files import is_on_the_hub
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.hub.bases import base_model, base_revision, hub_id
 from trl_ablate.metrics import EVAL_REWARD, REWARD
+from trl_ablate.reward_specs import GYM
 from trl_ablate.run.checkpoints import check_seal
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.folders import where_it_stands
@@ -20,13 +26,17 @@ from trl_ablate.run.picture import draw_curves
 Source = Path | bytes
 """A local file, unchanged, or content that was created or cleaned for publishing."""
 
+MINIATURE = "miniature"
 BEST, LAST = "checkpoint_best", "checkpoint_last"
 BEST_NOTE = "best.json"
 """Metric, value and step in `checkpoint_best`; not repeated at the root."""
 OVER = ("finished", "stopped", "failed")
 """The states of a run that has ended."""
 PICTURE = "curves.png"
+RECORDS = ("run.json", "resolved_config.json", "metrics.jsonl", "alerts.jsonl", PICTURE)
 ADAPTER = "adapter_config.json"
+KEY_ROLLOUTS = 4
+"""Number of rollout files published besides the best step's: first, last, and evenly between."""
 
 _MODEL_FILE = re.compile(
     r"(adapter_)?model(-\d{5}-of-\d{5})?\.safetensors|(adapter_)?model\.safetensors\.index\.json"
@@ -36,34 +46,43 @@ _MODEL_FILE = re.compile(
 )
 """The files that transformers and PEFT write for a model and its tokenizer; other files beside them
 are not published."""
-_KEY_ROLLOUTS = 4
-"""Number of rollout files published besides the best step's: first, last, and evenly between."""
 
 
 def is_of_a_run(path: str) -> bool:
-    """Whether the file of a repository is of a published run, which the next one replaces.
-
-    A second set of weights at the root would make `from_pretrained` load the wrong one. All other
-    files are the user's.
-    """
+    """Whether the file of a repository is of a published run, which the next one replaces: a second
+    set of weights at the root would make `from_pretrained` load the wrong one. All others are the
+    user's."""
     folder, _, name = path.rpartition("/")
+    if folder:
+        return path.partition("/")[0] in (BEST, LAST, "rollouts")
     weights = name.endswith((".safetensors", ".safetensors.index.json"))
-    records = ("run.json", "resolved_config.json", "metrics.jsonl", "alerts.jsonl", PICTURE)
-    ours = weights or name in records or _MODEL_FILE.fullmatch(name) is not None
-    return path.partition("/")[0] in (BEST, LAST, "rollouts") if folder else ours
+    return weights or name in RECORDS or _MODEL_FILE.fullmatch(name) is not None
+
+
+def hub_id(name: str | None) -> str | None:
+    """The name, if it can be an id on the Hub: OWNER/NAME, not a path, the miniature or a gym."""
+    if not name or "/" not in name or name.startswith((f"{MINIATURE}/", GYM)):
+        return None
+    with suppress(HFValidationError):
+        validate_repo_id(name)
+        return name if is_on_the_hub(name) else None
+    return None
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """The records of a run that has ended, without secrets."""
+    """The records of a run that has ended, without secrets.
+
+    Attributes:
+        record: `run.json`, without the machine's name and the git diff.
+        config: `resolved_config.json`.
+        rows: `metrics.jsonl`.
+    """
 
     path: Path
     record: dict[str, Any]
-    """`run.json`, without the machine's name and the git diff."""
     config: dict[str, Any]
-    """`resolved_config.json`."""
     rows: list[dict[str, Any]]
-    """`metrics.jsonl`."""
     masker: Masker
 
     @property
@@ -77,6 +96,33 @@ class FinishedRun:
         """The name with what the Hub allows in the name of a repository."""
         allowed = re.sub(r"(?:[^\w.]|\.{2,})+", "-", self.name, flags=re.ASCII).strip("-.")
         return allowed[:96].rstrip("-.")
+
+    @property
+    def base(self) -> str | None:
+        """Model id or folder that training started from."""
+        task = self.config["task"]
+        if task["start"] == "base":
+            return self.config["model"]["model_name_or_path"]
+        return (task["starts"] or {}).get(task["start"])
+
+    @property
+    def base_revision(self) -> str | None:
+        """None for `main`."""
+        given = {"revision": self.config["model"].get("model_revision")}
+        given |= self.config["config"].get("model_init_kwargs") or {}
+        return None if given["revision"] == "main" else given["revision"]
+
+    @property
+    def is_miniature(self) -> bool:
+        return (self.base or "").partition("/")[0] == MINIATURE
+
+    @property
+    def dataset(self) -> str | None:
+        """The dataset's id on the Hub, or None for files and the miniature."""
+        from trl_ablate.data.questions import NAMED_DATASETS  # imports pyarrow, which others spare
+
+        name = self.config["task"]["dataset"]
+        return NAMED_DATASETS[name].hub_id if name in NAMED_DATASETS else hub_id(name)
 
     @cached_property
     def checkpoints(self) -> dict[str, dict[str, Path]]:
@@ -103,10 +149,8 @@ class FinishedRun:
     def best_evaluation(self) -> dict[str, Any] | None:
         """The evaluation that chose `checkpoint_best`, or else the one with the highest reward."""
         chosen_at = (RunDirectory(self.path).best() or {}).get("step")
-        for row in self.evaluations:
-            if row["step"] == chosen_at:
-                return row
-        return max(self.evaluations, key=lambda row: row["eval_reward"], default=None)
+        chosen = [row for row in self.evaluations if row["step"] == chosen_at]
+        return max(chosen or self.evaluations, key=lambda row: row["eval_reward"], default=None)
 
     def files(self) -> dict[str, Source]:
         """Path in the repository -> content, without the card, which depends on the Hub."""
@@ -145,9 +189,8 @@ class FinishedRun:
             )
         if file.name != ADAPTER:
             return file
-        base = base_model(self.config)
-        named = {"base_model_name_or_path": hub_id(base) or base}
-        return _json({**read_object(file), **named, "revision": base_revision(self.config)})
+        named = {"base_model_name_or_path": self.base, "revision": self.base_revision}
+        return _json({**read_object(file), **named})
 
 
 def read_run(run: RunDirectory, token: str | None = None) -> FinishedRun:
@@ -172,16 +215,11 @@ def read_run(run: RunDirectory, token: str | None = None) -> FinishedRun:
     command = [str(word) for word in record.get("command") or []]
     masker = Masker(known_secrets((record, config), command, token))
     git = record.get("git") or {}
-    public = {**record, "command": masker.words(command)}
+    public = {key: value for key, value in record.items() if key != "host"}
+    public["command"] = masker.words(command)
     public["git"] = git and {"commit": git.get("commit"), "changed": bool(git.get("diff"))}
-    public.pop("host", None)
-    finished = FinishedRun(
-        path=run.path,
-        record=masker.value(public),
-        config=masker.value(config),
-        rows=[_drawable(row, run) for row in run.metrics()],
-        masker=masker,
-    )
+    rows = [_drawable(row, run) for row in run.metrics()]
+    finished = FinishedRun(run.path, masker.value(public), masker.value(config), rows, masker)
     if not finished.checkpoints:
         raise ConfigurationError(
             f"{run.path} has neither {BEST} nor {LAST}, so there is no model to publish"
@@ -201,13 +239,13 @@ def _drawable(row: dict[str, Any], run: RunDirectory) -> dict[str, Any]:
     return row
 
 
-def key_rollouts(files: list[Path], best: dict[str, Any] | None) -> list[Path]:
+def key_rollouts(files: list[Path], best: Mapping[str, Any] | None) -> list[Path]:
     """The first, the last, evenly spaced ones between, and the one nearest the best evaluation."""
     steps = {int(file.stem.removeprefix("step_")): file for file in files}
-    ordered, gaps = sorted(steps), _KEY_ROLLOUTS - 1
-    if len(files) <= _KEY_ROLLOUTS:
+    ordered, gaps = sorted(steps), KEY_ROLLOUTS - 1
+    if len(files) <= KEY_ROLLOUTS:
         return [steps[step] for step in ordered]
-    chosen = {ordered[round(i * (len(files) - 1) / gaps)] for i in range(_KEY_ROLLOUTS)}
+    chosen = {ordered[round(i * (len(files) - 1) / gaps)] for i in range(KEY_ROLLOUTS)}
     if best is not None:
         chosen.add(min(ordered, key=lambda step: abs(step - best["step"])))
     return [steps[step] for step in sorted(chosen)]

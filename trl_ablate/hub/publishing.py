@@ -13,10 +13,9 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
 from trl_ablate.errors import PublishError
-from trl_ablate.hub.bases import base_model, hub_id, is_miniature
 from trl_ablate.hub.card import Licence, model_card
 from trl_ablate.hub.client import failures_in_words, patiently, require_token
-from trl_ablate.hub.contents import PICTURE, FinishedRun, Source, is_of_a_run, read_run
+from trl_ablate.hub.contents import PICTURE, FinishedRun, Source, hub_id, is_of_a_run, read_run
 from trl_ablate.run.directory import RunDirectory
 
 CARD = "README.md"
@@ -59,7 +58,6 @@ def push_run(
 def publish_command(
     run: RunDirectory, repo_id: str | None, private: bool, revision: str | None
 ) -> str:
-    """The command that publishes the run to the same place."""
     words = ["trl-ablate", "publish", str(run.path), *["--public"] * (not private)]
     for name, value in {"--repo_id": repo_id, "--revision": revision}.items():
         words += [name, value] if value else []
@@ -98,10 +96,10 @@ def _publish(
     with failures_in_words(name):
         was_private = _open_repository(api, name, private, revision)
         licence = licence_of(run, api)
-    card = model_card(run, name, licence, picture=PICTURE in files, branch=revision or "").encode()
+    card = model_card(run, name, licence, picture=PICTURE in files, branch=revision or "")
+    published = {**files, CARD: card.encode()}
     with failures_in_words(name):
-        published, title = {**files, CARD: card}, f"Publish {run.name}"
-        patiently(lambda: _commit(api, name, revision, published, title))
+        patiently(lambda: _commit(api, name, revision, published, f"Publish {run.name}"))
         if was_private and not private:
             patiently(lambda: api.update_repo_settings(name, private=False))
     return f"{api.endpoint}/{name}" + (f"/tree/{revision}" if revision else "")
@@ -123,10 +121,9 @@ def _open_repository(api: HfApi, repo_id: str, private: bool, revision: str | No
 
 def licence_of(run: FinishedRun, api: HfApi) -> Licence | None:
     """The base model's licence, from its card on the Hub; None if the card names none."""
-    base = base_model(run.config)
-    if is_miniature(base):
+    if run.is_miniature:
         return MINIATURE_LICENCE
-    name = hub_id(base)
+    name = hub_id(run.base)
     if name is None:
         return None
     try:
@@ -135,10 +132,8 @@ def licence_of(run: FinishedRun, api: HfApi) -> Licence | None:
         if error.response.status_code not in (401, 403, 404):
             raise
         return None  # this token may not read the model, or it was deleted
-    found = card.to_dict() if card else {}
-    return {
-        key: found[key] for key in ("license", "license_name", "license_link") if found.get(key)
-    } or None
+    found, keys = card.to_dict() if card else {}, ("license", "license_name", "license_link")
+    return {key: found[key] for key in keys if found.get(key)} or None
 
 
 def _commit(

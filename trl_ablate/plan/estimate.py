@@ -76,24 +76,19 @@ class Estimate:
     def staying(self) -> dict[str, float]:
         """Bytes that stay on a card in all phases: weights, also of the reference, and
         the optimizer's states."""
-        setup = self.setup
+        setup, shape = self.setup, self.shape
         states = float(STATES[setup.optimizer] * self.trained)
-        if setup.optimizer == "adamw_8bit" and not setup.lora_rank:  # transformers' own exception
-            states += (STATES["adamw"] - STATES["adamw_8bit"]) * self.shape.embedding
         weights = float(self.width * self.trained)
-        if setup.lora_rank:
-            weights += self._frozen
+        if setup.lora_rank:  # frozen weights below the adapters; the embedding is never quantized
+            width = QUANTIZED.get(setup.quantized, self.width)
+            body = shape.parameters - shape.embedding
+            weights += width * body + self.width * shape.embedding
+        elif setup.optimizer == "adamw_8bit":  # transformers' own exception
+            states += (STATES["adamw"] - STATES["adamw_8bit"]) * shape.embedding
         parts = {"weights": weights / self.shards, "optimizer states": states / self.shards}
         if setup.reference and not setup.lora_rank:  # or else it is the model without its adapters
-            parts["reference model"] = self.width * self.shape.parameters / self.shards
+            parts["reference model"] = self.width * shape.parameters / self.shards
         return parts
-
-    @property
-    def _frozen(self) -> float:
-        """Bytes of the weights below adapters; the embedding is never quantized."""
-        body = self.shape.parameters - self.shape.embedding
-        width = QUANTIZED.get(self.setup.quantized, self.width)
-        return width * body + self.width * self.shape.embedding
 
     @cached_property
     def bytes_training(self) -> dict[str, float]:
@@ -152,14 +147,12 @@ class Estimate:
     @cached_property
     def seconds(self) -> dict[str, dict[str, float]]:
         """Of the parts of each phase of a step."""
+        rollout = self.generated(self.setup.rollouts, self.setup.sharing)
         return {
-            "rollout": {
-                **self.generated(self.setup.rollouts, self.setup.sharing),
-                "weights to the engine": self._sync(),
-            },
+            "rollout": {**rollout, "weights to the engine": self._sync()},
             "training": self._training(),
             "rest": {"rewards, text, sleep": self.setup.other_s},
-        }  # fmt: skip
+        }
 
     @property
     def step(self) -> float:
@@ -184,15 +177,14 @@ class Estimate:
     def forward(self) -> float:
         """Operations of one forward pass over all rows."""
         setup, shape = self.setup, self.shape
+        prompt, mean = setup.prompt_tokens, setup.mean_length
         row, squares, share, more = float(self.longest), float(self.longest) ** 2, 1.0, 1.0
         if not setup.padded:
-            row = setup.prompt_tokens / setup.sharing + setup.mean_length
-            squares = (
-                setup.prompt_tokens + setup.mean_length
-            ) ** 2 + setup.spread * setup.mean_length**2
+            row = prompt / setup.sharing + mean
+            squares = (prompt + mean) ** 2 + setup.spread * mean**2
             share, more = CAUSAL, 1 / (1 - setup.padding_left)
         positions = setup.rollouts * row * more
-        completed = positions - setup.rollouts * setup.prompt_tokens / setup.sharing
+        completed = positions - setup.rollouts * prompt / setup.sharing
         matrices = 2.0 * shape.layers * shape.of_a_layer * positions
         head = 2.0 * shape.embedding * completed
         attended = setup.rollouts * squares * more * share
@@ -275,11 +267,9 @@ class Estimate:
         """Seconds until the engine has the trained weights."""
         if not self.by_vllm:
             return 0.0
-        seconds = 3.0 * self.width * self.shape.parameters / self._bandwidth
-        if self.shards > 1:
-            link = self.gpu.link * self.setup.link_use
-            seconds += self.width * self.shape.parameters / link
-        return seconds
+        weights = self.width * self.shape.parameters
+        gathered = weights / (self.gpu.link * self.setup.link_use) if self.shards > 1 else 0.0
+        return 3.0 * weights / self._bandwidth + gathered
 
     @cached_property
     def problems(self) -> list[str]:

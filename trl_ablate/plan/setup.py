@@ -93,7 +93,6 @@ HINTS = get_type_hints(Setup)
 
 
 def check(setup: Setup) -> None:
-    """Refuse values that no machine can have."""
     for name, option in OPTIONS.items():
         value, least = getattr(setup, name), option.metadata["least"]
         if HINTS[name] not in (int, float):
@@ -146,17 +145,22 @@ OPTIMIZERS = {"adamw_bnb_8bit": "adamw_8bit", "paged_adamw_8bit": "adamw_8bit"}
 def from_recipe(settings: Mapping[str, Any], profile: str) -> dict[str, Any]:
     """Fields of `Setup` that a recipe and its profile determine."""
     given = {name: value for name, value in settings.items() if value is not None}
-    found = dict(TASKS.get(str(given.get("dataset")), {}))
-    found |= {own: given[name] for name, own in SAME.items() if name in given}
-    longest = found.get("max_length", Setup.max_length)
-    if longest < found.get("mean_length", Setup.mean_length):
-        found["mean_length"] = longest
     if "model_name_or_path" not in given:
         raise ConfigurationError(
             f"the recipe and its profile '{profile}' name no model; give one with --model, or "
             "another profile"
         )
-    found["model"] = size_in(str(given["model_name_or_path"]))
+    found = dict(TASKS.get(str(given.get("dataset")), {}))
+    found |= {own: given[name] for name, own in SAME.items() if name in given}
+    longest = found.get("max_length", Setup.max_length)
+    if longest < found.get("mean_length", Setup.mean_length):
+        found["mean_length"] = longest
+    found |= {
+        "model": size_in(str(given["model_name_or_path"])),
+        "engine": "vllm" if given.get("use_vllm") else "transformers",
+        "lora_rank": given.get("lora_r", 0) if given.get("use_peft") else 0,
+        "padded": given.get("trim_microbatches") is False,
+    }
     found |= {"gpu": profile} if profile in GPUS else {}
     if profile == "smollm2":
         found |= {"gpu": "cpu-bf16" if given.get("bf16") else "cpu", "context_gib": 0.5}
@@ -164,36 +168,35 @@ def from_recipe(settings: Mapping[str, Any], profile: str) -> dict[str, Any]:
         found["weights"] = given["dtype"]
     if "optim" in given:
         found["optimizer"] = OPTIMIZERS.get(given["optim"], "adamw")
-    found["engine"] = "vllm" if given.get("use_vllm") else "transformers"
-    found["lora_rank"] = given.get("lora_r", 0) if given.get("use_peft") else 0
     for bits in ("8bit", "4bit"):
         if given.get(f"load_in_{bits}"):
             found["quantized"] = bits
-    found["padded"] = given.get("trim_microbatches") is False
-    if (
-        "num_generations" in given
-        and given.get("share_prompts") is not False
-        and not found["padded"]
-    ):
+    shares = given.get("share_prompts") is not False and not found["padded"]
+    if shares and "num_generations" in given:
         found["sharing"] = min(given["num_generations"], found.get("microbatch", 1))
     if {"generation_batch_size", "optimizer_batch_size"} <= given.keys():
-        batch, update = given["generation_batch_size"], given["optimizer_batch_size"]
-        found["optimizer_steps"] = max(1, batch // update)
+        updates = given["generation_batch_size"] // given["optimizer_batch_size"]
+        found["optimizer_steps"] = max(1, updates)
     if given.get("beta"):
         found["reference"] = not found["lora_rank"]
     several = found.get("optimizer_steps", 1) * found.get("epochs", 1) > 1
     if extra := bool(given.get("beta")) + several:
         found["extra_forwards"] = extra
+    return found | _evaluations(given, found.get("eval_questions", Setup.eval_questions))
+
+
+def _evaluations(given: Mapping[str, Any], questions: int) -> dict[str, int]:
+    """How many completions an evaluation has, and how often a run is evaluated."""
+    found = {}
     samples = given.get("num_generations_eval") or given.get("num_generations", 1)
     if samples > 1:
-        found["eval_questions"] = samples * found.get("eval_questions", Setup.eval_questions)
+        found["eval_questions"] = samples * questions
     if given.get("eval_strategy") == "no":
         found["evaluations"] = 0
     elif given.get("eval_strategy") == "steps" and {"grpo_steps", "eval_steps"} <= given.keys():
-        before = int(bool(given.get("eval_on_start")))
         steps, every = given["grpo_steps"], given["eval_steps"]
         every = math.ceil(steps * every) if every < 1 else every
-        found["evaluations"] = before + int(steps // every)
+        found["evaluations"] = bool(given.get("eval_on_start")) + int(steps // every)
     return found
 
 

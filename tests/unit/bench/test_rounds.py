@@ -1,13 +1,19 @@
-"""Every mode of the bench alternates, and reports medians and spreads."""
+"""Every mode of the bench alternates, and reports medians and spreads; the positions that are
+counted are those of the formulas."""
 
+import json
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
-from trl_ablate.bench import reward_time, scale_time, step_time, train_time
+from trl_ablate.bench import reward_time, step_time, timing, train_time
 from trl_ablate.bench.gpu.parts import first_gpus
 from trl_ablate.bench.modes import Grading, Scale, Step, Train
-from trl_ablate.bench.timing import Measured, alternate, compared, ratio, trainer_of
+from trl_ablate.bench.reward_time import golds_of
+from trl_ablate.bench.synthetic import recorded_lengths
+from trl_ablate.bench.timing import Measured, alternate, compared, fewest, ratio, trainer_of
+from trl_ablate.cli.bench import PRESETS, asked, main
 from trl_ablate.errors import ConfigurationError
 
 
@@ -31,26 +37,34 @@ def test_ways_alternate_and_their_warm_up_is_not_timed():
 
 
 def test_whole_steps_alternate_from_the_same_weights(monkeypatch):
-    built, load = [], Step(rounds=3)
+    built = []
 
-    def measure(stock, into):
-        into.seconds += [2.0, 4.0] if stock else [1.0, 1.0]
-        into.cpu += [3.0, 3.0] if stock else [2.0, 2.0]
+    def measure(name, into):
+        into.seconds += [2.0, 4.0] if name == "stock TRL" else [1.0, 1.0]
+        into.cpu += [3.0, 3.0] if name == "stock TRL" else [2.0, 2.0]
         into.logs.append({"completions/mean_length": 8.0})
 
-    def build(stock, model, rewards, load):
-        built.append((stock, model))
-        return stock
+    def build(name, model, rewards, load):
+        built.append((name, model))
+        return name
 
     monkeypatch.setattr(step_time, "_build", build)
-    monkeypatch.setattr(step_time, "measure", measure)
+    monkeypatch.setattr(timing, "measure", measure)
     monkeypatch.setattr(step_time.torch.cuda, "is_available", lambda: False)
-    found = step_time.compare("folder", load)
-    stock, ours = (step_time._row(name, one, found["stock TRL"]) for name, one in found.items())
-    assert built == 3 * [(True, "folder"), (False, "folder")]
+    found = step_time.compare("folder", Step(rounds=3))
+    stock, ours = (step_time.row_of(name, one, found["stock TRL"]) for name, one in found.items())
+    assert built == 3 * [("stock TRL", "folder"), ("trl_ablate", "folder")]
     assert (stock["s/step"], stock["spread"], stock["ratio"]) == (3.0, 2.0, 1.0)
     assert (ours["s/step"], ours["spread"], ours["ratio"]) == (1.0, 0.0, 3.0)
     assert (stock["CPU s"], ours["CPU s"], ours["CPU ratio"]) == (3.0, 2.0, 1.5)
+
+
+def test_every_step_but_the_first_is_timed():
+    timer = timing.StepTimer(into := Measured())
+    for step in (1, 2, 3):
+        timer.on_step_begin(None, None, None)
+        timer.on_step_end(None, SimpleNamespace(global_step=step), None)
+    assert len(into.seconds) == len(into.cpu) == 2
 
 
 def test_every_round_of_scale_measures_all_points(monkeypatch):
@@ -60,9 +74,9 @@ def test_every_round_of_scale_measures_all_points(monkeypatch):
         asked.append((rows, mean_length, processes))
         return {"s/step": float(len(asked)), "tokens/s": 1e6, "peak GiB": 10.0 * len(asked)}
 
-    monkeypatch.setattr(scale_time, "_measured", measured)
+    monkeypatch.setattr(train_time, "_alone", measured)
     asked_for = Scale(rows=[8, 16], mean_lengths=[32.0], processes=[1], steps=1, rounds=3)
-    _, (first, second), _ = scale_time.bench(asked_for)
+    _, (first, second), _ = train_time.bench_scale(asked_for)
     assert asked == 3 * [(8, 32.0, 1), (16, 32.0, 1)]
     assert first == {
         "what": "8 rollouts of 32 tokens, 1 process(es)",
@@ -72,10 +86,10 @@ def test_every_round_of_scale_measures_all_points(monkeypatch):
 
 
 def test_a_point_of_scale_has_as_many_gpus_as_processes(monkeypatch):
+    monkeypatch.setattr(train_time.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(train_time.torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ConfigurationError, match="--processes 3 needs as many GPUs, and 2 are vis"):
-        monkeypatch.setattr(scale_time.torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(scale_time.torch.cuda, "device_count", lambda: 2)
-        scale_time.bench(Scale(rows=[24], processes=[1, 3]))
+        train_time.bench_scale(Scale(rows=[24], processes=[1, 3]))
     for visible, count, seen in ((None, 1, "0"), (None, 2, "0,1"), ("3,5,6", 2, "3,5")):
         environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
         assert first_gpus(count, environment) == {"CUDA_VISIBLE_DEVICES": seen}
@@ -85,16 +99,16 @@ def test_rewards_without_a_gradient_and_recorded_lengths_of_an_odd_number(tmp_pa
     (tmp_path / "lengths.json").write_text(str([5] * 13))
     asked = Train(rows=24, group=4, rounds=1, steps=1, idle=1.0, prompt_length=4)
     asked.lengths = tmp_path / "lengths.json"
-    found = train_time.bench(asked)
-    assert found is not None
-    title, rows, facts = found
+    title, rows, facts = train_time.bench(asked) or ("", [], {})
     assert title.startswith("training phase, 12 completions of 5 tokens")
     assert facts["gradient norms, relative"] == 0 and len(rows) == 2
 
 
 @pytest.mark.parametrize("count", [4, 10, 16])
 def test_a_batch_has_as_many_answers_as_asked_for(count):
-    assert list(map(len, reward_time.rollout_batch("ab", count, Random(0)))) == [count, count]
+    answers, golds = reward_time.rollout_batch("ab", count, Random(0))
+    assert len(answers) == len(golds) == count
+    assert answers[1::2] == [f" {gold} " for gold in golds[1::2]]
 
 
 @pytest.mark.parametrize(("gpu", "vllm", "engine"), [(1, 1, True), (1, 0, False), (0, 1, False)])
@@ -116,3 +130,79 @@ def test_grading_has_a_spread_without_its_warm_up():
     assert [row["what"] for row in rows] == ["math-verify, one process", "trl_ablate, 1 workers"]
     assert all(row["spread"] >= 0 and row["s"] > 0 for row in rows)
     assert facts["verdicts that differ"] == 0 and facts["answers"] == 4 * 8
+
+
+WRONG = [("", "is empty"), ("[3]\n", "line 1: a JSON list"), ("5\n", "line 1: a JSON int"),
+         ('{"answer": 3}\n', "line 1: its `{}` is"), ('{"x": 1}\n{"an', "line 1: its `{}` is None"),
+         ('{"', "line 1: not JSON")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "sentence"), WRONG)
+def test_recorded_values_of_another_shape_are_refused(tmp_path, text, sentence):
+    file = tmp_path / "recorded.jsonl"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError, match=sentence.format("answer")):
+        golds_of(file, Random(0))
+    if "3]" in text:
+        assert recorded_lengths(file) == [3]
+    else:
+        with pytest.raises(ConfigurationError, match=sentence.format("length")):
+            recorded_lengths(file)
+
+
+def test_recorded_values_are_read(tmp_path):
+    file = tmp_path / "recorded.jsonl"
+    file.write_text('{"answer": "1", "length": 4}\n{"answer": "x", "length": 2}\n')
+    assert golds_of(file, Random(0)) == ["1", "x"]
+    assert recorded_lengths(file) == [4, 2]
+
+
+SMALL = ["--rows", "8", "--group", "4", "--prompt_length", "10", "--cap", "12", "--rounds", "1"]
+
+
+def measured(tmp_path, *words: str) -> tuple[dict[str, dict], dict]:
+    output = tmp_path / "bench.json"
+    assert main([*words, *SMALL, "--mean_length", "6", "--output", str(output)]) == 0
+    found = json.loads(output.read_text("utf-8"))
+    return {row["what"]: row for row in found["rows"]}, found["facts"]
+
+
+def test_a_prompt_counts_once_and_a_backward_pass_twice_more():
+    assert fewest([10], [5, 3], [False, False]) == 10 + 4 + 2
+    assert fewest([10], [5, 3], [True, False]) == 3 * 10 + 3 * 4 + 2
+    assert fewest([10, 20], [5, 3], [True, False]) == 3 * 10 + 3 * 4 + 20 + 2
+    learns = [False, False, True, False]
+    assert fewest([10, 20], [5, 3, 4, 2], learns) == 10 + 4 + 2 + 3 * 20 + 3 * 3 + 1
+
+
+def test_positions_of_training(tmp_path):
+    """Stock TRL computes every row at full width, forward and backward."""
+    words = ("--idle", "0.5", "--microbatch", "4", "--steps", "1", "--sigma", "0.1")
+    rows, facts = measured(tmp_path, "train", *words)
+    longest, tokens = (round(rows["stock TRL"]["positions"] / (3 * 8)) - 10), 6 * 8
+    assert rows["stock TRL"]["positions"] == 3 * 8 * (10 + longest) and 6 <= longest <= 12
+    ours = rows["trl_ablate"]["positions"]
+    assert 2 * (10 + 4 * 5) * 2 <= ours < rows["stock TRL"]["positions"] * 0.75
+    limit = facts["positions of stock TRL, in multiples of the fewest"]
+    assert limit == pytest.approx(
+        rows["stock TRL"]["positions"] / (4 * 10 + 2 * (tokens - 8)), rel=0.1
+    )
+
+
+def test_positions_of_rollouts(tmp_path):
+    """transformers reads every prompt of a row, and goes on until the last row has ended."""
+    rows, facts = measured(tmp_path, "rollout", "--uniform")
+    assert rows["transformers"]["positions"] == 8 * (10 + 5)
+    own_check = 8  # the first token, by the model and by the short pass
+    assert rows["trl_ablate"]["positions"] == 2 * 10 + 8 * 5 + own_check
+    limit = facts["positions of transformers, in multiples of the fewest"]
+    assert limit == 120 / 60
+    assert facts["completions with different tokens"] == 0
+
+
+@pytest.mark.parametrize("mode", ["train", "rollout", "step"])
+def test_a_preset_gives_defaults(mode):
+    words = ([mode], [mode, "--preset", "short_answers", "--cap", "50"])
+    plain, preset = (asked(*main.parse(each)) for each in words)
+    assert preset.cap == 50 and preset.rows == PRESETS["short_answers"]["rows"] != plain.rows
+    assert preset.rounds == plain.rounds

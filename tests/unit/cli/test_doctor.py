@@ -38,11 +38,6 @@ def test_it_says_whether_a_recipe_can_run_here(tmp_path, capsys, monkeypatch, wo
     assert not (tmp_path / "run").exists()
 
 
-def test_words_that_are_left_are_refused(capsys):
-    assert main(["dapo", "h100"]) == 2
-    assert "unknown argument 'h100'" in capsys.readouterr().err
-
-
 def test_a_torch_that_cannot_be_imported_is_named():
     code = (
         "import sys\nsys.modules['torch'] = None\n"

@@ -40,15 +40,19 @@ def as_jsonl(rows, folder):
 
 def as_trackio(rows, folder):
     """The table of trackio 0.43, with the names that its callback gives."""
-    written = [{"train/global_step" if name == "step" else f"train/{name}": value
-                for name, value in row.items()} for row in rows] + [{"note": "a"}]  # fmt: skip
     with sqlite3.connect(folder / "project.db") as database:
         database.execute("CREATE TABLE metrics (id INTEGER PRIMARY KEY, run_name, step, metrics)")
-        database.executemany(
-            "INSERT INTO metrics (run_name, step, metrics) VALUES ('one', ?, ?)",
-            [(call, json.dumps(row)) for call, row in enumerate(written, start=7)],
-        )
-    return folder / "project.db"
+    written = [{"train/global_step" if name == "step" else f"train/{name}": value
+                for name, value in row.items()} for row in rows] + [{"note": "a"}]  # fmt: skip
+    return add_run(folder / "project.db", "one", written)
+
+
+def add_run(project, name, rows):
+    command = "INSERT INTO metrics (run_name, step, metrics) VALUES (?, ?, ?)"
+    with sqlite3.connect(project) as database:
+        calls = enumerate(map(json.dumps, rows), start=7)
+        database.executemany(command, [(name, call, row) for call, row in calls])
+    return project
 
 
 def as_table(path, header, rows):
@@ -123,13 +127,10 @@ def test_thresholds_are_those_of_the_guard(capsys):
 
 def test_the_runs_of_a_project_are_inspected_one_by_one(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
-    as_trackio(history("healthy"), tmp_path)
-    with sqlite3.connect(tmp_path / "project.db") as database:
-        database.executemany(
-            "INSERT INTO metrics (run_name, step, metrics) VALUES ('two', 0, ?)",
-            [(json.dumps({"train/global_step": row["step"], "train/reward": row["reward"]}),)
-             for row in history("collapsing")],
-        )  # fmt: skip
+    project = as_trackio(history("healthy"), tmp_path)
+    rewards = [{"train/global_step": row["step"], "train/reward": row["reward"]}
+               for row in history("collapsing")]  # fmt: skip
+    add_run(project, "two", rewards)
     assert main(["project"]) == 1  # by its name
     assert capsys.readouterr().out.count("60 logged steps") == 2
     assert main([str(tmp_path / "project.db"), "--run", "one"]) == 0
@@ -151,19 +152,16 @@ def test_a_project_is_where_trackio_has_it(tmp_path, monkeypatch, variable):
 
 
 def test_rewards_that_are_named_as_seeds_are_no_seeds(tmp_path):
-    rows = [{**row, "rewards/reward_s1/mean": 0.1, "rewards/reward_s1/std": 0.0}
-            for row in history("collapsing")]  # fmt: skip
-    assert fired(as_jsonl(rows, tmp_path)) == FIRED
+    named = {"rewards/reward_s1/mean": 0.1, "rewards/reward_s1/std": 0.0}
+    assert fired(as_jsonl([row | named for row in history("collapsing")], tmp_path)) == FIRED
 
 
-def test_a_loss_that_is_nan_is_found(tmp_path):
+@pytest.mark.parametrize("place", ["trainer_state.json", "checkpoint-9/trainer_state.json"])
+def test_a_loss_that_is_nan_is_found(tmp_path, place):
     rows = history("healthy")[:30]
     rows[25]["grad_norm"] = float("nan")
-    state = {"log_history": rows}
-    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
-    assert fired(tmp_path) == [("nonfinite", 26)]
-    (tmp_path / "checkpoint-9").mkdir()
-    (tmp_path / "trainer_state.json").rename(tmp_path / "checkpoint-9" / "trainer_state.json")
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).write_text(json.dumps({"log_history": rows}))
     assert fired(tmp_path) == [("nonfinite", 26)]
 
 

@@ -5,7 +5,7 @@ import pytest
 from tests.support.synthetic_study import write_study
 from tests.support.terminal import in_terminal
 from trl_ablate.bench import timing
-from trl_ablate.bench.step_time import _row
+from trl_ablate.bench.step_time import row_of
 from trl_ablate.bench.timing import Measured
 from trl_ablate.bench.train_time import Workload, rows_of
 from trl_ablate.cli import evaluate, inspect, plan, terminal
@@ -24,7 +24,7 @@ TRAINED = Measured([12.3456] * 3, [23.4567] * 3, peak=123456789)
 
 
 def shown_step() -> None:
-    rows = [_row(name, STEP, STEP) for name in ("stock TRL", "trl_ablate")]
+    rows = [row_of(name, STEP, STEP) for name in ("stock TRL", "trl_ablate")]
     timing.publish("whole steps, 128 rollouts", rows, {}, timing.Path("/dev/null"))
 
 

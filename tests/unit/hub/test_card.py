@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 import yaml
 
-from tests.unit.hub.conftest import TOKEN, row
+from tests.support.finished_run import TOKEN, row
 from trl_ablate.hub.card import model_card
 from trl_ablate.hub.contents import FinishedRun, read_run
 from trl_ablate.run.json_files import read_object, write_json

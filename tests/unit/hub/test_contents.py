@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub.utils import validate_repo_id
 
-from tests.unit.hub.conftest import MODEL, TOKEN
+from tests.support.finished_run import MODEL, TOKEN
 from trl_ablate.errors import ConfigurationError, PublishError
 from trl_ablate.hub import files_of, publishing
 from trl_ablate.hub.card import model_card

@@ -5,6 +5,7 @@ memory), so that a CPU at toy size takes the same way through the code.
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,6 +17,7 @@ from transformers.utils import is_flash_attn_2_available
 from trl_ablate import miniature
 from trl_ablate.bench import synthetic
 from trl_ablate.bench.gpu.parts import Found, Setup
+from trl_ablate.bench.modes import OfLengths
 from trl_ablate.bench.timing import OURS, STOCK, Measured
 from trl_ablate.bench.train_time import Ways, Workload, apart, compare
 from trl_ablate.recipe.resolving import load_recipe
@@ -36,15 +38,11 @@ def gradients(setup: Setup) -> Found:
     other padding rounds differently: the yardstick is how far stock TRL is from its own float32."""
     load, model = workload(setup, 16), random_model(setup)
     as_trl_pads = {"trim_microbatches": False, "regroup_by_length": False}
-    ways = {
-        STOCK: (True, {}),
-        OURS: (False, {}),
-        f"{OURS}, padded as TRL pads": (False, as_trl_pads),
-    }
+    ways: Ways = {STOCK: {}, OURS: {}, f"{OURS}, padded as TRL pads": as_trl_pads}
     found = {}
     for precision in ("float32", "bfloat16"):
         settings = {"bf16": precision == "bfloat16", "learning_rate": 1e-6}
-        given = {name: (stock, {**own, **settings}) for name, (stock, own) in ways.items()}
+        given = {name: {**own, **settings} for name, own in ways.items()}
         found[precision] = trained(setup, load, given, model)
     yardstick = apart(found["float32"][STOCK], found["bfloat16"][STOCK])
     bounds = {"float32": FLOAT32, "bfloat16": max(CLOSE, 2 * yardstick)}
@@ -79,10 +77,10 @@ def memory_cap(setup: Setup) -> Found:
     if capped := setup.device == "cuda":
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, (CARD - NOT_OURS) / total))
-    (one,) = trained(setup, load, {"rtx4090": (False, settings)}).values()
+    found = trained(setup, load, {"rtx4090": settings})
     return Found(
-        [cost("rtx4090", one, load)],
-        {"the peak is below the cap": not capped or one.peak < CARD - NOT_OURS},
+        costs(found, load),
+        {"the peak is below the cap": not capped or found["rtx4090"].peak < CARD - NOT_OURS},
         {
             "settings": json.dumps(settings),
             "cap in GiB": (CARD - NOT_OURS) / GIB if capped else "none: only CUDA has one",
@@ -91,34 +89,29 @@ def memory_cap(setup: Setup) -> Found:
 
 
 def microbatches(setup: Setup) -> Found:
-    model, rows = random_model(setup), []
-    for size in (1, 16) if setup.toy else (1, 2, 4, 8, 16):
-        load, name = workload(setup, 64, microbatch=size), f"microbatch of {size}"
-        try:
-            found = trained(setup, load, {name: (False, {"bf16": True})}, model)
-        except torch.OutOfMemoryError:
-            rows.append({"what": name, "s/step": "out of memory"})
-            break
-        rows.append(cost(name, found[name], load))
+    sizes = (1, 16) if setup.toy else (1, 2, 4, 8, 16)
+    rows, _ = by_microbatch(setup, random_model(setup), sizes, {"": {"bf16": True}})
     return Found(rows, {"a microbatch of one row fits": "peak GiB" in rows[0]})
 
 
 def optimizers(setup: Setup) -> Found:
     bits = {"32 bits": "adamw_torch_fused", "8 bits": "adamw_bnb_8bit"}
-    ways = {f"AdamW, {name}": (False, {**BF16, "optim": optim}) for name, optim in bits.items()}
+    ways = {f"AdamW, {name}": {**BF16, "optim": optim} for name, optim in bits.items()}
     load = workload(setup, 16)
     found = trained(setup, load, ways)
     wide, narrow = (one.grad_norms[0] for one in found.values())
     checks = {"the first gradient does not depend on the optimizer": abs(narrow / wide - 1) < CLOSE}
-    return Found([cost(name, one, load) for name, one in found.items()], checks)
+    return Found(costs(found, load), checks)
 
 
 def checkpointing(setup: Setup) -> Found:
     ways = {
-        f"checkpointing {name}": (False, {**BF16, "gradient_checkpointing": on})
+        f"checkpointing {name}": {**BF16, "gradient_checkpointing": on}
         for name, on in (("off", False), ("on", True))
     }
-    return _same_gradients(setup, workload(setup, 32), ways)
+    load = workload(setup, 32)
+    found = trained(setup, load, ways)
+    return same_gradients(found, costs(found, load))
 
 
 def head(setup: Setup) -> Found:
@@ -128,10 +121,9 @@ def head(setup: Setup) -> Found:
     if setup.toy:
         load.lengths_N = load.lengths_N[:8]
     model = random_model(setup, "miniature", 151_936)
-    found = _same_gradients(setup, load, {STOCK: (True, {}), OURS: (False, {})}, model)
-    stock, ours = (row["s/step"] for row in found.rows)
-    found.facts["ratio"] = stock / ours
-    return found
+    found = trained(setup, load, {STOCK: {}, OURS: {}}, model)
+    rows = costs(found, load)
+    return same_gradients(found, rows, {"ratio": rows[0]["s/step"] / rows[1]["s/step"]})
 
 
 def packing(setup: Setup) -> Found:
@@ -141,25 +133,11 @@ def packing(setup: Setup) -> Found:
     if setup.device == "cuda" and is_flash_attn_2_available():
         attention = "flash_attention_2"
         model.set_attn_implementation(attention)
-    rows, norms = [], []
-    ways = {"regrouped": (False, {}), "packed": (False, {"padding_free": True})}
-    for size in (1, 4, 16):
-        load = workload(setup, 64, microbatch=size)
-        try:
-            found = trained(setup, load, ways, model)
-        except torch.OutOfMemoryError:
-            if not rows:
-                raise
-            rows.append({"what": f"microbatch of {size}", "s/step": "out of memory"})
-            break
-        norms.append(apart(found["packed"], found["regrouped"]))
-        rows += [
-            {
-                "padded by TRL": load.padded_as_drawn,
-                **cost(f"{name}, microbatch of {size}", one, load),
-            }
-            for name, one in found.items()
-        ]
+    ways = {"regrouped, ": {}, "packed, ": {"padding_free": True}}
+    rows, found = by_microbatch(setup, model, (1, 4, 16), ways)
+    if not found:
+        raise torch.OutOfMemoryError("no microbatch of one row fits")
+    norms = [apart(one["packed, "], one["regrouped, "]) for one in found]
     checks = {
         "rows that are alone in a microbatch have no padding": rows[0]["padded"] < 0.01,
         f"gradient norms differ by less than {CLOSE_PACKED}": max(norms) < CLOSE_PACKED,
@@ -167,16 +145,34 @@ def packing(setup: Setup) -> Found:
     return Found(rows, checks, {"attention": attention})
 
 
-def _same_gradients(
-    setup: Setup, load: Workload, ways: Ways, model: PreTrainedModel | None = None
+def by_microbatch(
+    setup: Setup, model: PreTrainedModel, sizes: Sequence[int], ways: Ways
+) -> tuple[list[dict[str, Any]], list[dict[str, Measured]]]:
+    """The rows of growing microbatches, as many as the card has room for, and what was measured."""
+    rows, measured = [], []
+    for size in sizes:
+        load, what = workload(setup, 64, microbatch=size), f"microbatch of {size}"
+        try:
+            measured.append(trained(setup, load, ways, model))
+        except torch.OutOfMemoryError:
+            rows.append({"what": what, "s/step": "out of memory"})
+            break
+        named = {name + what: one for name, one in measured[-1].items()}
+        rows += [{**row, "padded by TRL": load.padded_as_drawn} for row in costs(named, load)]
+    return rows, measured
+
+
+def same_gradients(
+    found: Mapping[str, Measured],
+    rows: list[dict[str, Any]],
+    facts: Mapping[str, Any] | None = None,
 ) -> Found:
-    """Time and memory of two ways, whose gradients must be the same."""
-    found = trained(setup, load, ways, model)
+    """Two ways, whose gradients must be the same."""
     difference = apart(*found.values())
     return Found(
-        [cost(name, one, load) for name, one in found.items()],
+        rows,
         {f"gradient norms within {CLOSE}": difference <= CLOSE},
-        {"gradient norms, relative difference": difference},
+        {**(facts or {}), "gradient norms, relative difference": difference},
     )
 
 
@@ -193,7 +189,6 @@ def random_model(
 
 
 def save_random_model(setup: Setup, folder: Path, shape: str | None = None) -> None:
-    """A model with random weights and its tokenizer as a folder, for engines and commands."""
     random_model(setup, shape).save_pretrained(folder)
     miniature.tokenizer().save_pretrained(folder)
 
@@ -201,26 +196,27 @@ def save_random_model(setup: Setup, folder: Path, shape: str | None = None) -> N
 def workload(setup: Setup, rows: int, microbatch: int = 4) -> Workload:
     """One round of a warm-up step and one that counts; forced lengths of mean 343 and cap 1024. At
     toy size an eighth of the rows and a twentieth of the lengths."""
-    rows, mean, cap, prompt = (
-        (max(16, rows // 8), 17, 51, 12) if setup.toy else (rows, 343, 1024, 96)
-    )
-    lengths_N = synthetic.lengths(rows, mean, cap, seed=0)
+    asked, prompt = OfLengths(rows=rows), 96
+    if setup.toy:
+        asked, prompt = OfLengths(rows=max(16, rows // 8), mean_length=17, cap=51), 12
+    lengths_N = synthetic.lengths(asked)
     return Workload(lengths_N, microbatch=microbatch, steps=1, rounds=1, prompt_length=prompt)
 
 
 def trained(
     setup: Setup, load: Workload, ways: Ways, model: PreTrainedModel | None = None
 ) -> dict[str, Measured]:
-    model = model or random_model(setup)
-    return compare(model, miniature.tokenizer(), load, ways, keep_weights=False)
+    return compare(model or random_model(setup), miniature.tokenizer(), load, ways)
 
 
-def cost(name: str, one: Measured, load: Workload) -> dict[str, Any]:
-    """A row: time and memory of one way."""
-    return {
-        "what": name,
-        "s/step": median(one.seconds),
-        "µs/token": 1e6 * median(one.seconds) / sum(load.lengths_N),
-        "peak GiB": one.peak / GIB,
-        "padded": load.padded(one),
-    }
+def costs(found: Mapping[str, Measured], load: Workload) -> list[dict[str, Any]]:
+    return [
+        {
+            "what": name,
+            "s/step": median(one.seconds),
+            "µs/token": 1e6 * median(one.seconds) / sum(load.lengths_N),
+            "peak GiB": one.peak / GIB,
+            "padded": load.padded(one),
+        }
+        for name, one in found.items()
+    ]

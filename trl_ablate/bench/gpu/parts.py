@@ -44,24 +44,21 @@ class Setup:
 
 @dataclass(frozen=True)
 class Part:
-    """One part. Its code is the function of its name in the module `home`."""
+    """One part: the function of its name in the module `home`, what it measures, its time limit,
+    and the GiB that it needs of a card at full size."""
 
     home: str
     shows: str
-    """What it measures, for the page."""
     seconds: float
-    """Its time limit."""
     card: float = 8.0
-    """GiB that it needs of a card at full size."""
 
 
 @dataclass
 class Found:
-    """What a part found."""
+    """What a part found. `checks`: what must hold -> whether it does."""
 
     rows: list[dict[str, Any]]
     checks: dict[str, bool] = field(default_factory=dict)
-    """What must hold -> whether it does."""
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -98,8 +95,6 @@ PARTS = {
 
 @dataclass
 class Results:
-    """The file of results, and what is in it."""
-
     file: Path
     setup: Setup
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -127,14 +122,10 @@ class Results:
 
     @property
     def page(self) -> Path:
-        """Written with each result."""
         return self.file.with_suffix(".md")
 
-    def has(self, name: str) -> bool:
-        return self.parts.get(name, {}).get("status") in FINISHED
-
-    def failed(self, name: str) -> bool:
-        return self.parts.get(name, {}).get("status") in ("failed", "wrong")
+    def status(self, name: str) -> str:
+        return self.parts.get(name, {}).get("status", "")
 
 
 def run(
@@ -143,11 +134,10 @@ def run(
     """Run the parts that have no result yet, those that failed before last; `tell` prints a line
     before and after each."""
     ends = time.monotonic() + budget
-    for name in sorted(names, key=results.failed):
-        if results.has(name):
+    for name in sorted(names, key=lambda name: results.status(name) in ("failed", "wrong")):
+        if results.status(name) in FINISHED:
             continue
-        left = ends - time.monotonic()
-        if left < LEAST:
+        if (left := ends - time.monotonic()) < LEAST:
             reason = f"the budget of {budget:g} s is used up"
             result: dict[str, Any] = {"status": "not run", "reason": reason, "seconds": 0.0}
         else:
@@ -162,9 +152,9 @@ def _run_one(name: str, setup: Setup, seconds: float) -> dict[str, Any]:
     """Start a part and wait for its result; whatever it started is killed at its end."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="trl_ablate_gpu_") as folder:
-        file, printed = Path(folder) / "result.json", Path(folder) / "log"
-        with printed.open("wb") as log:
-            process = fresh(name, setup, file, log)
+        file, log = Path(folder) / "result.json", Path(folder) / "log"
+        with log.open("wb") as to:
+            process = fresh(name, setup, file, to)
             try:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=seconds)
@@ -173,13 +163,25 @@ def _run_one(name: str, setup: Setup, seconds: float) -> dict[str, Any]:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait(timeout=30)
+        printed = log.read_text("utf-8", errors="replace")
         if code is None:
             result = _failed(f"not finished after {seconds:.0f} s; killed")
+        elif file.exists():
+            result = read_object(file)
         else:
-            result = read_object(file) if file.exists() else _failed(_without_result(code, printed))
-        if result["status"] not in FINISHED:
-            result["log"] = printed.read_text("utf-8", errors="replace")[-LOG:]
+            how = (
+                f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+            )
+            lines = printed.strip().splitlines()
+            last = f"; its last line: {lines[-1][:200]}" if lines else ""
+            result = _failed(f"{how} without a result{last}")
+    if result["status"] not in FINISHED:
+        result["log"] = printed[-LOG:]
     return {**result, "seconds": time.monotonic() - began}
+
+
+def _failed(reason: str) -> dict[str, Any]:
+    return {"status": "failed", "reason": reason}
 
 
 def fresh(part: str, setup: Setup, result: Path, log: IO[bytes]) -> subprocess.Popen:
@@ -203,17 +205,6 @@ def first_gpus(count: int, environment: Mapping[str, str] = os.environ) -> dict[
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     names = list(map(str, range(count))) if visible is None else visible.split(",")
     return {"CUDA_VISIBLE_DEVICES": ",".join(names[:count])}
-
-
-def _without_result(code: int, printed: Path) -> str:
-    lines = printed.read_text("utf-8", errors="replace").strip().splitlines()
-    last = f"; its last line: {lines[-1][:200]}" if lines else ""
-    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-    return f"{how} without a result{last}"
-
-
-def _failed(reason: str) -> dict[str, Any]:
-    return {"status": "failed", "reason": reason}
 
 
 def measure_into(name: str, device: str, toy: str, file: str) -> None:
@@ -258,7 +249,6 @@ def check_card(part: Part, setup: Setup) -> None:
 
 
 def page(written: Mapping[str, Any]) -> str:
-    """The page of a file of results."""
     size = "toy size" if written["toy"] else "full size"
     found = written["parts"]
     made = {
