@@ -8,9 +8,9 @@ from argparse import Namespace
 
 import pytest
 
-from tests.support.drive_study import FAKE_IMPORTS
 from tests.support.studies import (
     FAILING,
+    FAKE_IMPORTS,
     SECONDS,
     check_failures,
     children,
@@ -31,18 +31,20 @@ from trl_ablate.study.report.curves import planned_runs
 from trl_ablate.study.store import RunStore
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
-
-
 WARM_OR_COLD = pytest.mark.parametrize(
     "start",
     [pytest.param(FAKE_IMPORTS, id="warm"), pytest.param(None, id="cold", marks=pytest.mark.slow)],
 )
 
 
+@pytest.fixture
+def store(tmp_path) -> RunStore:
+    return RunStore(tmp_path / "runs")
+
+
 @WARM_OR_COLD
-def test_every_run_once_and_then_none(tmp_path, start):
+def test_every_run_once_and_then_none(store, start):
     arms = {"a": {"top": 0.8}, "b": {"top": 0.5}, "a_again": {"top": 0.8}}
-    store = RunStore(tmp_path)
     outcome = run_here(store, arms, warm=start)
     assert len(outcome.done) == 6 and not outcome.failed and not outcome.left
     assert set(starts(store.path).values()) == {1}
@@ -55,17 +57,15 @@ def test_every_run_once_and_then_none(tmp_path, start):
 
 @pytest.mark.slow
 @WARM_OR_COLD
-def test_failures_are_retried_recorded_and_do_not_stop_the_others(tmp_path, start):
+def test_failures_are_retried_recorded_and_do_not_stop_the_others(store, start):
     arms = FAILING | {"once": {"top": 0.7, "fails": 1}}
-    store = RunStore(tmp_path)
     outcome = run_here(store, arms, retries=1, warm=start)
     check_failures(store, arms)
     assert len(outcome.failed) == 9 and len(outcome.done) == 6
     assert sorted(starts(store.path).values()) == [1] * 3 + [2] * 12
 
 
-def test_a_run_that_is_refused_is_not_tried_again(tmp_path):
-    store = RunStore(tmp_path)
+def test_a_run_that_is_refused_is_not_tried_again(store):
     outcome = run_here(store, {"a": {"top": 0.8}, "b": {"refused": 99}}, retries=3)
     assert len(outcome.done) == len(outcome.failed) == 3 and not outcome.left
     assert set(starts(store.path).values()) == {1}
@@ -73,27 +73,25 @@ def test_a_run_that_is_refused_is_not_tried_again(tmp_path):
     assert reasons == {"exit code 2; error: template x.txt does not contain {question}; add it"}
 
 
-def test_a_run_of_another_runner_is_waited_for(tmp_path):
+def test_a_run_of_another_runner_is_waited_for(store):
     arms = {"a": {"top": 0.8, "pause": 0.02}}
-    store = RunStore(tmp_path)
     other = drive(store, arms)
     wait_for(lambda: children(store.path))
     outcome = run_here(store, arms)
     assert other.wait(SECONDS) == 0
     assert len(outcome.done) == 3
-    assert set(starts(store.path).values()) == {1} and not (tmp_path / "twice").exists()
+    assert set(starts(store.path).values()) == {1} and not (store.path / "twice").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
 )
-def test_a_stopped_runner_takes_its_runs_along_and_goes_on_later(tmp_path, number):
+def test_a_stopped_runner_takes_its_runs_along_and_goes_on_later(tmp_path, store, number):
     waits = {"waits_for": str(tmp_path / "stopped")}
     arms = {"a": {"top": 0.8, **waits}, "b": {"top": 0.5, **waits}}
-    store = RunStore(tmp_path)
     runner = drive(store, arms)
-    wait_for(lambda: list(tmp_path.glob("*/checkpoint-5/sealed.json")))
+    wait_for(lambda: list(store.path.glob("*/checkpoint-5/sealed.json")))
     runner.send_signal(number)
     assert runner.wait(SECONDS) == 130
     assert not children(store.path)
@@ -101,15 +99,14 @@ def test_a_stopped_runner_takes_its_runs_along_and_goes_on_later(tmp_path, numbe
     states = {store.state(run_id).status for run_id in make_plan(arms).runs()}
     assert states <= {"interrupted", "to do"} and "interrupted" in states
     assert len(run_here(store, arms).done) == 6
-    said = "".join(log.read_text() for log in tmp_path.glob("*.log"))
+    said = "".join(log.read_text() for log in store.path.glob("*.log"))
     assert "goes on behind step 5" in said
     assert numbers(store, arms) == undisturbed(tmp_path / "calm", arms)
 
 
 @pytest.mark.slow
-def test_the_time_is_up(tmp_path):
+def test_the_time_is_up(store):
     arms = {"a": {"top": 0.8, "pause": 0.05}}
-    store = RunStore(tmp_path)
     outcome = run_here(store, arms, jobs=1, max_hours=1.5 / 3600)
     assert len(outcome.left) + len(outcome.done) == 3 and outcome.left
     assert not children(store.path)
@@ -118,10 +115,9 @@ def test_the_time_is_up(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [5, pytest.param(12, marks=pytest.mark.long)])
-def test_killed_at_random_it_ends_with_the_same_numbers(tmp_path, kills):
+def test_killed_at_random_it_ends_with_the_same_numbers(tmp_path, store, kills):
     """kill -9 of the runner or of a run at random moments: every run once, nothing else changed."""
     arms = {"a": {"top": 0.8, "pause": 0.01}, "b": {"top": 0.5, "pause": 0.01, "collapse": 8}}
-    store = RunStore(tmp_path / "wild")
     killed = kill_at_random(kills, store, lambda: drive(store, arms), store.path)
     assert set(killed) == {"runner", "run"} and killed.total() == kills
     assert numbers(store, arms) == undisturbed(tmp_path / "calm", arms)
@@ -131,12 +127,12 @@ def test_killed_at_random_it_ends_with_the_same_numbers(tmp_path, kills):
 @pytest.mark.parametrize(
     ("of_one_core", "threads"), [(False, "2"), pytest.param(True, "1", marks=pytest.mark.slow)]
 )
-def test_runs_share_the_cores(tmp_path, monkeypatch, of_one_core, threads):
+def test_runs_share_the_cores(store, monkeypatch, of_one_core, threads):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    store = RunStore(tmp_path)
     run_here(store, {"a": {"top": 0.8}}, jobs=4, of_one_core=of_one_core)
-    written = [json.loads(path.read_text()) for path in tmp_path.glob("*/resolved_config.json")]
+    files = store.path.glob("*/resolved_config.json")
+    written = [json.loads(path.read_text()) for path in files]
     assert [config["threads"] for config in written] == [threads] * 3
 
 

@@ -6,9 +6,8 @@ import json
 import pytest
 from huggingface_hub import HfApi
 
-from tests.support.drive_study import FAKE_PROGRAM
 from tests.support.hub_endpoint import Fault, HubEndpoint
-from tests.support.studies import numbers, undisturbed
+from tests.support.studies import FAKE_PROGRAM, numbers, undisturbed
 from tests.support.synthetic_study import make_plan
 from trl_ablate.cli.study import main
 from trl_ablate.errors import ConfigurationError
@@ -75,7 +74,7 @@ def test_started_left_and_fetched(hub, tmp_path, monkeypatch):
     for process, _ in hub.jobs.values():
         process.wait()
     study = StudyRuns(make_plan(arms), store)
-    engine = hf_jobs.fetching(study.plan, checkpoints=False)
+    engine = hf_jobs.make(main.parse(["fetch", "std_dev"])[0], study.plan)
     done = Runner(study, engine, retries=0, stay=False, only=left).run().done
     assert sorted(done) == sorted(left) and not list(store.path.glob("*.away"))
     assert len(hub.jobs) == 3  # fetching has started none
@@ -93,7 +92,7 @@ def test_checkpoints_come_along_when_asked(hub, tmp_path, asked):
         (tmp_path / "up" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "up" / name).write_text(name)
     HfApi(token=TOKEN).upload_folder(repo_id=REPO, repo_type="dataset", folder_path=tmp_path / "up")
-    engine = hf_jobs.fetching(make_plan(ARMS), checkpoints=asked)
+    engine = hf_jobs.make(options(*["--keep_checkpoints"] * asked), make_plan(ARMS))
     engine.download("tester/job0", "checkpoint_a/0", tmp_path / "down")
     found = {str(file.relative_to(tmp_path / "down")) for file in (tmp_path / "down").rglob("*")
              if file.is_file() and ".cache" not in file.parts}  # fmt: skip

@@ -3,6 +3,7 @@ starts it in threads that outlive the engine. Nothing is sent anywhere."""
 
 import shutil
 import threading
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -10,8 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.support.drive_study import FAKE_PROGRAM
-from tests.support.studies import numbers, run_here, undisturbed
+from tests.support.studies import FAKE_PROGRAM, numbers, run_here, undisturbed
 from tests.support.synthetic_study import make_plan
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.engines import shipping
@@ -35,9 +35,10 @@ ARMS = {"a": {"top": 0.8, "pause": 0.02}, "b": {"top": 0.5, "pause": 0.02}}
 class Here(DetachedEngine):
     """A stand-in for Modal on this machine: a call is a thread, the results are a folder."""
 
-    name, slots, checkpoints = "modal", 6, False
+    name = "modal"
 
     def __init__(self, results: Path):
+        super().__init__(Namespace(keep_checkpoints=False), make_plan(ARMS))
         self.results, self.threads = results, []
         self.begin = threading.Event()
         self.begin.set()
@@ -137,4 +138,4 @@ def test_without_a_token_it_says_how_to_get_one(monkeypatch):
     refused = Mock(side_effect=modal.exception.AuthError("Token missing"))
     monkeypatch.setattr(modal.Client, "from_env", refused)
     with pytest.raises(ConfigurationError, match="modal: Modal has no token; run `modal token new"):
-        ModalEngine(make_plan(ARMS))
+        ModalEngine(Namespace(keep_checkpoints=False), make_plan(ARMS))

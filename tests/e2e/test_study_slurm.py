@@ -43,7 +43,7 @@ def sbatch(tmp_path, monkeypatch):
 
 def script_for(store: RunStore) -> str:
     study = StudyRuns(make_plan(ARMS), store)
-    command = [sys.executable, str(DRIVER), str(store.path), json.dumps(ARMS)]
+    command = [*DRIVER, str(store.path), json.dumps(ARMS)]
     return array_job(study, study.to_start, command, cpus=2, at_once=3)
 
 

@@ -4,8 +4,7 @@ import sys
 
 import pytest
 
-from tests.support.drive_study import FAKE_IMPORTS, FAKE_TRAIN
-from tests.support.studies import numbers, run_here, starts
+from tests.support.studies import FAKE_IMPORTS, FAKE_TRAIN, numbers, run_here, starts
 from tests.support.tuned_study import tuned_plan
 from trl_ablate.study.engines import Job, Process
 from trl_ablate.study.engines.local import LocalEngine

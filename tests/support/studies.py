@@ -1,5 +1,7 @@
-"""Shared by tests of engines: a made-up study in its own process, watched and killed."""
+"""Shared by tests of engines: a made-up study of the fake training, done here or by a process that
+tests watch and kill: `python -m tests.support.studies RUNS ARMS_JSON [OPTIONS]`."""
 
+import argparse
 import json
 import os
 import random
@@ -13,9 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.drive_study import FAKE_IMPORTS, FAKE_TRAIN
 from tests.support.fake_train import alive
 from tests.support.synthetic_study import METRIC, make_plan
+from trl_ablate.run.termination import Termination
+from trl_ablate.study.engines import Engine
 from trl_ablate.study.engines.local import LocalEngine
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.curves import planned_runs
@@ -23,14 +26,51 @@ from trl_ablate.study.runner import Outcome, Runner
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore, id_of
 
-DRIVER = Path(__file__).with_name("drive_study.py")
+REPOSITORY = Path(__file__).parents[2]
+DRIVER = (sys.executable, "-m", "tests.support.studies")
+FAKE_PROGRAM = (str(Path(__file__).with_name("fake_train.py")),)
+FAKE_TRAIN = (sys.executable, *FAKE_PROGRAM)
+FAKE_IMPORTS = ("trl_ablate.run.checkpoints", "trl_ablate.study.report.curves")
 SECONDS = 300
 """A deadline for what ends by itself, on a busy machine."""
 
 
+def main() -> int:
+    """Do a study, and end as `trl-ablate study run` does."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("arms", type=json.loads)
+    parser.add_argument("--only", action="append")
+    parser.add_argument("--ray_address")
+    parser.set_defaults(jobs=None, cpus_per_run=1, keep_checkpoints=False)
+    options = parser.parse_args()
+    Termination().listen()
+    runs = StudyRuns(make_plan(options.arms), RunStore(options.runs))
+    try:
+        found = Runner(runs, engine(options, runs.plan), only=options.only, say=say).run()
+    except KeyboardInterrupt:
+        return 130
+    return 1 if found.failed else 3 if found.left else 0
+
+
+def engine(options: argparse.Namespace, plan: Plan) -> Engine:
+    if options.ray_address is None:
+        return LocalEngine(jobs=2, command=FAKE_TRAIN, warm=FAKE_IMPORTS)
+    from trl_ablate.study.engines import shipping
+    from trl_ablate.study.engines.ray import RayEngine
+
+    shipping.PROGRAM = FAKE_PROGRAM
+    return RayEngine(options, plan)
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
 def drive(store: RunStore, arms: dict, *more: str) -> subprocess.Popen:
-    words = [sys.executable, str(DRIVER), str(store.path), json.dumps(arms), *more]
-    return subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    words = [*DRIVER, str(store.path), json.dumps(arms), *more]
+    return subprocess.Popen(words, stdout=subprocess.DEVNULL, cwd=REPOSITORY)
 
 
 def starts(folder: Path) -> dict[str, int]:
@@ -175,3 +215,7 @@ def forget_some(store: RunStore, rng: random.Random) -> None:
         if lock.acquire():
             shutil.rmtree(directory)
             lock.release()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

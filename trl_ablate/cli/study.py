@@ -19,19 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trl_ablate.cli import study_runs
 from trl_ablate.cli.ending import DONE
-from trl_ablate.cli.engines import EngineOf, add_engine, check_engine, engine_module, engines
+from trl_ablate.cli.engines import OPTIONS, add_engine, check_engine, engine_module, engines
 from trl_ablate.cli.parsing import RUNS, Option, Parser, at_least, command, flag, option
-from trl_ablate.cli.study_runs import (
-    ended,
-    executed,
-    files_of,
-    known,
-    resolve,
-    run_all,
-    run_passes,
-    show_total,
-)
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import PACKAGE, SHIPPED, study_path
@@ -39,7 +30,6 @@ from trl_ablate.run.termination import Termination
 from trl_ablate.study.questions_list import LIST
 
 if TYPE_CHECKING:
-    from trl_ablate.study.planned import Plan
     from trl_ablate.study.runs import StudyRuns
 
 CODES = {
@@ -108,14 +98,20 @@ def check_one(options: argparse.Namespace) -> None:
     """Either a study or a list; with a list, only what applies to all its studies."""
     if bool(options.study) == bool(options.all):
         raise ConfigurationError("name one STUDY, or give --all for the studies of a list")
-    given = [name for name in OF_ONE_STUDY if options.all and vars(options).get(name)]
-    if given:
-        raise ConfigurationError(f"--{given[0]} applies to one study; use it without --all")
-    if options.all and vars(options).get("engine", "local") != "local":
+    if not options.all:
+        return
+    for name in OF_ONE_STUDY:
+        if vars(options).get(name):
+            raise ConfigurationError(f"--{name} applies to one study; use it without --all")
+    if vars(options).get("engine", "local") != "local":
         raise ConfigurationError(
             f"--all makes its runs on this machine, not with --engine {options.engine}; run the "
             "studies one by one there"
         )
+
+
+def known_runs(options: argparse.Namespace) -> "StudyRuns":
+    return study_runs.known(options.study, options.runs, options.profile)
 
 
 @subcommand(
@@ -130,14 +126,14 @@ def check_one(options: argparse.Namespace) -> None:
 def plan(options: argparse.Namespace) -> int:
     check_one(options)
     if options.all:
-        total(options, engines("local", options))
+        study_runs.total(options, engines("local", options))
         return DONE
     from trl_ablate.study.engines import local
     from trl_ablate.study.expected_hours import probe
     from trl_ablate.study.outline import show_plan
 
     Termination().listen()
-    runs = resolve(options.study, options.runs, options.profile)
+    runs = study_runs.resolve(options.study, options.runs, options.profile)
     engine = local.make(options, runs.plan)
     if options.probe:
         probe(runs, engine, console.print)
@@ -147,13 +143,6 @@ def plan(options: argparse.Namespace) -> int:
 
         show_for_plan(study_path(options.study), options.profile, runs.plan, runs.store)
     return DONE
-
-
-def total(options: argparse.Namespace, engine_of: EngineOf) -> list["StudyRuns"]:
-    """The studies of the list; what they need is printed."""
-    studies = [known(file, options.runs) for file in files_of(options.all)]
-    show_total(studies, [engine_of(runs.plan).slots for runs in studies])
-    return studies
 
 
 @subcommand(
@@ -184,20 +173,24 @@ def run(options: argparse.Namespace) -> int:
     Termination().listen()  # SIGTERM stops the study and its runs as Ctrl-C does; the runs save
     if options.all:
         engine_of = engines(options.engine, options)
-        return run_all(total(options, engine_of), engine_of, options)
-    opened = known if options.only else partial(resolve, starts=True)
+        return study_runs.run_all(study_runs.total(options, engine_of), engine_of, options)
+    opened = study_runs.known if options.only else partial(study_runs.resolve, starts=True)
     runs = opened(options.study, options.runs, options.profile)
-    check_place(options, runs.plan)
+    if options.engine != "local" and runs.plan.profile_reason != "as asked":
+        raise ConfigurationError(
+            f"--engine {options.engine}: profile '{runs.plan.profile}' is that of this machine "
+            f"({runs.plan.profile_reason}); give --profile, for the machines that train"
+        )
     only = only_of(options, runs)
     if options.engine == "slurm":
         return run_on_slurm(options, runs, only)
     engine = engine_module(options.engine).make(options, runs.plan)
     how = {"retries": options.retries, "max_hours": options.max_hours}
     if options.until and not options.detach:
-        outcome = run_passes([runs], lambda plan: engine, until_decided=True, **how)
+        outcome = study_runs.run_passes([runs], lambda plan: engine, until_decided=True, **how)
     else:
-        outcome = executed(runs, engine, **how, stay=not options.detach, only=only)
-    return ended(chosen(options), runs, outcome, by_looks=bool(options.until))
+        outcome = study_runs.executed(runs, engine, **how, stay=not options.detach, only=only)
+    return study_runs.ended(chosen(options), runs, outcome, by_looks=bool(options.until))
 
 
 def chosen(options: argparse.Namespace) -> str:
@@ -207,24 +200,15 @@ def chosen(options: argparse.Namespace) -> str:
     return shlex.join(words + ["--profile", options.profile] * bool(options.profile))
 
 
-def check_place(options: argparse.Namespace, plan: "Plan") -> None:
-    """Refuse to guess the profile of other machines from this one."""
-    if options.engine != "local" and plan.profile_reason != "as asked":
-        raise ConfigurationError(
-            f"--engine {options.engine}: profile '{plan.profile}' is that of this machine "
-            f"({plan.profile_reason}); give --profile, for the machines that train"
-        )
-
-
 def only_of(options: argparse.Namespace, runs: "StudyRuns") -> list[str] | None:
     """Ids of the runs to do: with `--until`, those of the next look; None: all."""
     from trl_ablate.recipe.strict import nearest
 
+    if options.until and options.only:
+        raise ConfigurationError(
+            "--only names one run and --until decided chooses; use one of them"
+        )
     if options.until:
-        if options.only:
-            raise ConfigurationError(
-                "--only names one run and --until decided chooses; use one of them"
-            )
         runs.check_has_looks()
         return runs.of_pass(True)
     if options.only and options.only not in runs.plan.runs():
@@ -240,18 +224,17 @@ def run_on_slurm(options: argparse.Namespace, runs: "StudyRuns", only: list[str]
         raise ConfigurationError(
             "--max_hours does not apply to --engine slurm; set SBATCH_TIMELIMIT"
         )
-    chosen = [run for run in runs.to_start if only is None or run in only]
-    if not chosen:
+    ids = [run for run in runs.to_start if only is None or run in only]
+    if not ids:
         console.print("nothing to do")
         return DONE
-    study = study_path(options.study)
-    profile = ["--profile", options.profile] if options.profile else []
-    retries = ["--retries", str(options.retries)]
-    words = slurm.study_command(study, runs.store, *profile, *retries)
-    cpus, at_once = options.cpus_per_run, options.jobs
-    script = slurm.array_job(runs, chosen, words, cpus=cpus, at_once=at_once)
+    study, folder = study_path(options.study).resolve(), runs.store.path.resolve()
+    words = [sys.executable, "-m", "trl_ablate", "study", "run", str(study), "--runs", str(folder)]
+    words += ["--profile", options.profile] if options.profile else []
+    words += ["--retries", str(options.retries)]
+    script = slurm.array_job(runs, ids, words, cpus=options.cpus_per_run, at_once=options.jobs)
     if options.submit:
-        console.print(f"submitted {len(chosen)} runs as job {slurm.submit(script)}")
+        console.print(f"submitted {len(ids)} runs as job {slurm.submit(script)}")
     else:
         console.out(script, highlight=False, end="")
         sys.stderr.write("nothing was submitted: add --submit, or pipe this into sbatch\n")
@@ -264,24 +247,34 @@ def run_on_slurm(options: argparse.Namespace, runs: "StudyRuns", only: list[str]
 def status(options: argparse.Namespace) -> int:
     from trl_ablate.study.outline import grid
 
-    console.print(grid(known(options.study, options.runs, options.profile)))
+    console.print(grid(known_runs(options)))
     return DONE
+
+
+def forget_engines(parser: Parser) -> None:
+    """The options of all engines have their defaults: to fetch, nothing is started."""
+    parser.set_defaults(jobs=None)
+    for options in OPTIONS.values():
+        parser.set_defaults(**{name: how.get("default") for name, how in options.items()})
 
 
 @subcommand(
     "Download finished runs of Modal or Hugging Face.",
+    forget_engines,
     flag("--keep_checkpoints", "also fetch checkpoints"),
 )
 def fetch(options: argparse.Namespace) -> int:
-    runs = known(options.study, options.runs, options.profile)
+    runs = known_runs(options)
     away = [run_id for run_id in runs.plan.runs() if runs.store.away(run_id).exists()]
     if not away:
         console.print("no runs to fetch")
     codes = [DONE]
     for name, only in runs.store.away_by_engine(away).items():
-        engine = engine_module(name).fetching(runs.plan, checkpoints=options.keep_checkpoints)
-        outcome = executed(runs, engine, retries=0, stay=False, only=only)
-        codes.append(ended(chosen(options), runs, outcome, by_looks=bool(runs.plan.looks)))
+        engine = engine_module(name).make(options, runs.plan)
+        outcome = study_runs.executed(runs, engine, retries=0, stay=False, only=only)
+        codes.append(
+            study_runs.ended(chosen(options), runs, outcome, by_looks=bool(runs.plan.looks))
+        )
     return max(codes)
 
 
@@ -291,14 +284,13 @@ def fetch(options: argparse.Namespace) -> int:
     study="[STUDY]",
 )
 def restore(options: argparse.Namespace) -> int:
-    """Put the runs that are kept beside a study, or beside all of a list, into the runs folder."""
     from trl_ablate.study import kept_runs
 
     check_one(options)
-    for study in files_of(options.all) if options.all else [study_path(options.study)]:
+    for study in study_runs.files_of(options.all) if options.all else [study_path(options.study)]:
         file = kept_runs.beside(study)
         if file.is_file():
-            runs = known(study, options.runs, options.profile)
+            runs = study_runs.known(study, options.runs, options.profile)
             restored = kept_runs.restore(runs, file, console.print)
             console.print(f"{runs.plan.study}: {len(restored)} runs restored")
         elif not options.all:
@@ -325,21 +317,15 @@ def report(options: argparse.Namespace) -> int:
         out = options.out or Path(options.curves.stem)
         written = report_curves(options.curves, out, metric=options.metric, reference=reference)
     elif options.study:
-        runs = known(options.study, options.runs, options.profile)
-        study = study_path(options.study)
-        out = options.out or report_folder(study)
+        runs, study = known_runs(options), study_path(options.study)
+        installed = SHIPPED.is_relative_to(PACKAGE) and study.resolve().is_relative_to(SHIPPED)
+        out = options.out or (Path(study.parent.name) if installed else study.parent)
         written = report_study(runs.plan, runs.store, study, out, reference)
     else:
         raise ConfigurationError("nothing to report; name a study, or give --curves FILE.csv")
     for path in written:
         console.print(str(path))
     return DONE
-
-
-def report_folder(study: Path) -> Path:
-    """The study's own folder; for a study of an installed package, one in the current folder."""
-    installed = SHIPPED.is_relative_to(PACKAGE) and study.resolve().is_relative_to(SHIPPED)
-    return Path(study.parent.name) if installed else study.parent
 
 
 @subcommand(
@@ -351,7 +337,7 @@ def report_folder(study: Path) -> Path:
 def clean(options: argparse.Namespace) -> int:
     from trl_ablate.study.cleaning import find_rubbish, remove
 
-    runs = known(options.study, options.runs, options.profile)
+    runs = known_runs(options)
     found = find_rubbish(runs, checkpoints=options.checkpoints, results=options.results)
     for rubbish in found:
         gone = options.yes and remove(rubbish, runs.store)

@@ -110,23 +110,23 @@ def run_passes(
         look = look_of(runs.plan, wanted) if until_decided else 0
         if not wanted:
             del looks[place]
-        elif look > looks[place]:
+            continue
+        if look > looks[place]:
             looks[place] = look
-        else:
-            console.print(f"{runs.plan.study}: {len(wanted)} runs", style="bold")
-            outcome = executed(
-                runs, engine_of(runs.plan), retries=retries, only=wanted, waits_for_others=True,
-                max_hours=None if end is None else max(0.0, end - time.monotonic()) / 3600,
-            )  # fmt: skip
-            found.failed += outcome.failed
-            found.left = outcome.left
-            if found.left:
-                break
-            if until_decided and runs.plan.looks:
-                undecided = ", ".join(runs.again().undecided)
-                console.print(
-                    f"undecided: {undecided}" if undecided else "no comparison is undecided"
-                )
+            continue
+        console.print(f"{runs.plan.study}: {len(wanted)} runs", style="bold")
+        left = None if end is None else max(0.0, end - time.monotonic()) / 3600
+        outcome = executed(
+            runs, engine_of(runs.plan), retries=retries, only=wanted, waits_for_others=True,
+            max_hours=left,
+        )  # fmt: skip
+        found.failed += outcome.failed
+        found.left = outcome.left
+        if found.left:
+            break
+        if until_decided and runs.plan.looks:
+            undecided = ", ".join(runs.again().undecided)
+            console.print(f"undecided: {undecided}" if undecided else "no comparison is undecided")
     return found
 
 
@@ -138,8 +138,7 @@ def run_all(
         max_hours=options.max_hours,
     )  # fmt: skip
     if outcome.left:
-        console.print("time limit reached; rerun this command to continue")
-        return UNFINISHED
+        return _limit_reached()
     _print_failed(studies[0], outcome.failed)
     console.print(f"done; next: trl-ablate findings --runs {options.runs}")
     return FAILED if outcome.failed else DONE
@@ -156,8 +155,8 @@ def ended(study: str, runs: "StudyRuns", outcome: "Outcome", *, by_looks: bool =
 
     runs = runs.again()
     console.print(grid(runs))
-    _print_failed(runs, outcome.failed)
     if outcome.failed:
+        _print_failed(runs, outcome.failed)
         return FAILED
     if any(runs.store.away(run_id).exists() for run_id in outcome.left):
         console.print(
@@ -165,8 +164,7 @@ def ended(study: str, runs: "StudyRuns", outcome: "Outcome", *, by_looks: bool =
         )
         return DONE
     if outcome.left:
-        console.print("time limit reached; rerun this command to continue")
-        return UNFINISHED
+        return _limit_reached()
     if left := runs.of_pass(True) if by_looks else runs.next:
         words = f"{study} --until decided" if by_looks else study
         console.print(f"{len(left)} more runs are to do: trl-ablate study run {words}")
@@ -175,23 +173,41 @@ def ended(study: str, runs: "StudyRuns", outcome: "Outcome", *, by_looks: bool =
     return DONE
 
 
-def show_total(studies: Sequence["StudyRuns"], slots: Sequence[int]) -> None:
-    """Print a line for each study, and the runs and hours of all; `slots`: at once, of each."""
+def _limit_reached() -> int:
+    console.print("time limit reached; rerun this command to continue")
+    return UNFINISHED
+
+
+def _print_failed(runs: "StudyRuns", failed: Sequence[str]) -> None:
+    for run_id in failed:
+        reason, log = runs.store.state(run_id).reason, runs.store.log(run_id)
+        console.print(f"failed: {reason}; see {log}")
+
+
+def total(options: argparse.Namespace, engine_of: EngineOf) -> list["StudyRuns"]:
+    """The studies of the list. A line for each is printed, and the runs and hours of all."""
     from trl_ablate.study.expected_hours import total_of
 
-    shares, total = total_of(studies)
-    rows = {}
-    for share in shares:
-        new = _between(len(share.best.runs), len(share.worst.runs))
-        done = str(len(share.worst.done))
-        rows[share.study] = (_between(*share.runs), new, done, _hours(share))
+    studies = [known(file, options.runs) for file in files_of(options.all)]
+    slots = [engine_of(runs.plan).slots for runs in studies]
+    shares, whole = total_of(studies)
+    rows = {
+        share.study: (
+            _between(*share.runs),
+            _between(len(share.best.runs), len(share.worst.runs)),
+            str(len(share.worst.done)),
+            _hours(share),
+        )
+        for share in shares
+    }
     header = ("study", "runs", "new", "done", "process-hours")
     console.print(table("", rows, header, numbers=True))
     console.print(
-        f"{_between(*total.runs)} different runs, {len(total.worst.done)} done; "
-        f"{_hours(total)} process-hours, {_hours(total, slots)} hours with "
+        f"{_between(*whole.runs)} different runs, {len(whole.worst.done)} done; "
+        f"{_hours(whole)} process-hours, {_hours(whole, slots)} hours with "
         f"{_between(min(slots), max(slots))} at once"
     )
+    return studies
 
 
 def _between(*numbers: int) -> str:
@@ -204,9 +220,3 @@ def _hours(share: "Share", slots: Sequence[int] = (0,)) -> str:
     if least is None or most is None:
         return "an unknown number of"
     return " to ".join(dict.fromkeys((f"{least:.1f}", f"{most:.1f}")))
-
-
-def _print_failed(runs: "StudyRuns", failed: Sequence[str]) -> None:
-    for run_id in failed:
-        reason, log = runs.store.state(run_id).reason, runs.store.log(run_id)
-        console.print(f"failed: {reason}; see {log}")

@@ -59,25 +59,19 @@ class Asked:
     decide_on: Statistic = "final"
     judge: Judge = "paired"
     against: dict[str, str] = field(default_factory=dict)
-    """Arms that are not compared with the first arm, and the arm they are compared with."""
     expect: dict[str, Expectation | float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     equivalence_margin: float | None = None
     looks: tuple[int, ...] = ()
-    """Numbers of seeds at which comparisons may be decided; none: the seeds are fixed."""
     threshold: float | None = None
-    """From where on a run succeeds; None: from half of what the reference gains."""
     design: Design | None = None
-    """The factorial design, whose cells are the arms."""
+    """The cells of the design are the arms."""
     tuning: Tuning | None = None
-    """If the study tunes, its arms are the candidates."""
+    """The candidates are the arms."""
 
 
-AS_GIVEN = {
-    key: hint
-    for key, hint in get_type_hints(Asked).items()
-    if key not in ("looks", "threshold", "design", "tuning")  # which a study file states otherwise
-}
+STATED_OTHERWISE = ("looks", "threshold", "design", "tuning")
+AS_GIVEN = {k: hint for k, hint in get_type_hints(Asked).items() if k not in STATED_OTHERWISE}
 KEYS: dict[str, Any] = AS_GIVEN | {
     "arms": list[str] | dict,
     "seeds": list[int] | dict,
@@ -147,8 +141,7 @@ def load_study(path: Path) -> Study:
         if not given.get(key) and not (design and key == "arms"):
             raise ConfigurationError(f"{what} has no `{key}`; add it")
     looks, seeds = _looks_and_seeds(given["seeds"], f"{what}: seeds")
-    overrides = given.get("overrides", {})
-    _check_free(overrides, what)
+    _check_free(given.get("overrides", {}), what)
     if design:
         recipe = find_recipe(given.get("recipe", "grpo.yaml"), path)
         arms = [Arm(name, recipe, cell, seeds) for name, cell in design.cells.items()]
@@ -158,15 +151,15 @@ def load_study(path: Path) -> Study:
         arms[0] = _with_more_seeds(arms[0], given["reference_seeds"], what)
     if given.get("equivalence_margin") is not None:
         check_margin(given["equivalence_margin"], f"{what}: equivalence_margin")
-    success = checked(given.get("success", {}), {"threshold": float}, what)
     asked: dict[str, Any] = {key: given[key] for key in AS_GIVEN if key in given}
     profile = path.parent / asked.get("profile", "")
     if profile.suffix in SUFFIXES and profile.is_file():
         asked["profile"] = os.path.abspath(profile)
-    asked |= _references(given, [arm.name for arm in arms], what) | success
+    asked |= checked(given.get("success", {}), {"threshold": float}, what)
+    asked |= _references(given, [arm.name for arm in arms], what)
     study = Study(
-        **asked,
-        path=path, arms=tuple(arms), seeds=seeds, overrides=overrides, looks=looks, design=design,
+        **asked, path=path, arms=tuple(arms), seeds=seeds, looks=looks, design=design,
+        overrides=given.get("overrides", {}),
     )  # fmt: skip
     return _with_candidates(study, given["tune"], what) if "tune" in given else study
 
@@ -241,15 +234,12 @@ def _arm(name: str, entry: Any, seeds: tuple[int, ...], study: Path) -> Arm:
     return Arm(name, find_recipe(given["recipe"], study), overrides, own)
 
 
-def _references(
-    given: Mapping[str, Any], names: Sequence[str], what: str
-) -> dict[str, dict[str, Any]]:
+def _references(given: Mapping[str, Any], names: Sequence[str], what: str) -> dict[str, Any]:
     """`against` and `expect`, of the study and of single arms, checked."""
-    arms = given.get("arms", ())
-    entries = arms.items() if isinstance(arms, dict) else ()
+    arms = given["arms"] if isinstance(given.get("arms"), dict) else {}
     found: dict[str, dict[str, Any]] = {}
     for key in ("against", "expect"):
-        own = {name: arm[key] for name, arm in entries if isinstance(arm, dict) and key in arm}
+        own = {name: arm[key] for name, arm in arms.items() if isinstance(arm, dict) and key in arm}
         found[key] = {**given.get(key, {}), **own}
     against, expect = found["against"], found["expect"]
     for key, named in (("against", [*against, *against.values()]), ("expect", expect)):
@@ -289,29 +279,26 @@ def find_recipe(name: str, study: Path) -> Path:
 
 def _with_candidates(study: Study, tune: Mapping[str, Any], what: str) -> Study:
     """The study with each arm replaced by its candidates, whose first seeds are those of tuning."""
-    given = {key: tune[key] for key in TUNE_KEYS if key in tune}
-    options = {"seeds": 2, "by": study.decide_on, "halving": False}
+    given = {key: value for key, value in tune.items() if key in TUNE_KEYS}
     values_of = {key: value for key, value in tune.items() if key not in TUNE_KEYS}
+    options = {"seeds": 2, "by": study.decide_on, "halving": False}
     options |= checked(given, TUNE_KEYS, f"{what}: tune")
     _check_free(values_of, f"{what}: tune")
     tuning = make_tuning(
-        values_of,
-        **options,
-        arms=[arm.name for arm in study.arms],
-        used={seed for arm in study.arms for seed in arm.seeds},
-        what=what,
-    )
+        values_of, **options, arms=[arm.name for arm in study.arms],
+        used={seed for arm in study.arms for seed in arm.seeds}, what=what,
+    )  # fmt: skip
     if any(tuning.key in place.overrides for place in (study, *study.arms)):
         raise ConfigurationError(
             f"{what}: tune replaces '{tuning.key}', which is also a factor or an override; "
             "remove one of the two"
         )
-    candidates = [
+    candidates = (
         replace(arm, name=name, overrides={**arm.overrides, tuning.key: value},
                 seeds=(*tuning.seeds, *arm.seeds))
         for arm in study.arms
         for name, value in zip(tuning.arms[arm.name], tuning.values, strict=True)
-    ]  # fmt: skip
+    )  # fmt: skip
     return replace(study, arms=tuple(candidates), tuning=tuning)
 
 

@@ -7,13 +7,12 @@ been measured, the numbers are None.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from statistics import mean
 from typing import NamedTuple
 
 from trl_ablate.guard.remedies import summed_step_times
 from trl_ablate.study.engines import Engine, Job
-from trl_ablate.study.planned import PlannedArm, PlannedRun
+from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun
 from trl_ablate.study.runner import last_line
 from trl_ablate.study.runs import StudyRuns, bounds
 from trl_ablate.study.store import RunStore, bytes_in
@@ -23,10 +22,10 @@ PROBE_STEPS = 2
 
 
 class Measured(NamedTuple):
-    """The cost of one run of an arm, by part."""
+    """The cost of one run of an arm, by part, in seconds and bytes; `overhead`: outside of steps
+    and evaluations."""
 
     overhead: float
-    """Seconds outside of steps and evaluations: loading, saving."""
     optimizer_step: float
     evaluation: float
     bytes: float
@@ -37,6 +36,8 @@ class Measured(NamedTuple):
 
 
 ByArm = Mapping[str, Measured | None]
+Costs = dict[str, tuple[float, float] | None]
+"""Run id -> seconds and bytes; None: nothing was measured."""
 
 
 @dataclass
@@ -45,51 +46,49 @@ class Estimate:
 
     runs: set[str]
     done: set[str]
-    costs: list[tuple[float, float]] | None
-    """Seconds and bytes of each run that is not done; None: nothing was measured."""
+    costs: Costs
     unmeasured: tuple[str, ...] = ()
     """Arms without measurements of their own; they are estimated from the other arms."""
+
+    @property
+    def left(self) -> list[tuple[float, float] | None]:
+        """The costs of the runs that are not done."""
+        ids = self.runs - self.done
+        return [cost for run_id, cost in self.costs.items() if run_id in ids]
 
     def hours(self, slots: int = 0) -> float | None:
         """Hours of one process, which are GPU-hours on a GPU; or until all have ended with these
         slots at once, if each run starts in the slot that is free first."""
-        if self.costs is None:
-            return None
-        if not slots:
-            return sum(seconds for seconds, _ in self.costs) / 3600
-        ends = [0.0] * slots
-        for seconds, _ in self.costs:
-            ends[ends.index(min(ends))] += seconds
+        ends = [0.0] * max(1, slots)
+        for cost in self.left:
+            if cost is None:
+                return None
+            ends[ends.index(min(ends))] += cost[0]
         return max(ends) / 3600
 
     @property
     def gibibytes(self) -> float:
-        return sum(size for _, size in self.costs or ()) / 2**30
+        return sum(cost[1] for cost in self.left if cost) / 2**30
 
 
 def estimate(runs: StudyRuns, seeds: int | None = None) -> Estimate:
     """Estimate the runs of a study: with tuning, those of the worst case; with `seeds`, those of
     the first seeds of every arm."""
-    own = measured_arms(runs)
+    own, costs = measured_arms(runs), Costs()
+    _add_costs(costs, runs.plan, own)
     wanted = {run.id for run in bounds(runs.plan, runs.finished)[1]} & runs.plan.up_to(seeds)
-    found = _estimate(runs, wanted, own)
-    found.unmeasured = tuple(name for name, measured in own.items() if measured is None)
-    return found
+    unmeasured = tuple(name for name, measured in own.items() if measured is None)
+    return Estimate(wanted, wanted & runs.done, costs, unmeasured)
 
 
-def _estimate(
-    runs: StudyRuns, ids: set[str], own: ByArm, other: Measured | None = None
-) -> Estimate:
+def _add_costs(costs: Costs, plan: Plan, own: ByArm, other: Measured | None = None) -> None:
     """An arm that was not measured costs as much as those of its study that were, or `other`."""
     common = typical([found for found in own.values() if found]) or other
-    left, costs = ids - runs.done, {}
-    for arm in runs.plan.arms:
+    for arm in plan.arms:
         measured = own[arm.name] or common
+        cost = measured and (measured.seconds(arm), measured.bytes)
         for run in arm.runs:
-            if run.id in left and measured:
-                costs.setdefault(run.id, (measured.seconds(arm), measured.bytes))
-    known = common is not None or not left
-    return Estimate(ids, ids & runs.done, list(costs.values()) if known else None)
+            costs[run.id] = costs.get(run.id) or cost
 
 
 @dataclass(frozen=True)
@@ -108,23 +107,19 @@ def total_of(studies: Sequence[StudyRuns]) -> tuple[list[Share], Share]:
     the first of them."""
     own = [measured_arms(runs) for runs in studies]
     every = typical([found for arms in own for found in arms.values() if found])
-    totals = [Estimate(set(), set(), []) for _ in range(2)]
-    shares: list[Share] = []
+    costs, done, shares = Costs(), set[str](), []
+    totals = set[str](), set[str]()
     for runs, arms in zip(studies, own, strict=True):
         least, most = ({run.id for run in case} for case in bounds(runs.plan, runs.finished))
         if runs.plan.looks:  # all comparisons are decided at the first one
             least &= runs.plan.up_to(runs.plan.looks[0])
-        new = [
-            _estimate(runs, ids - total.runs, arms, every)
-            for ids, total in zip((least, most), totals, strict=True)
-        ]
-        for total, added in zip(totals, new, strict=True):
-            total.runs |= added.runs
-            total.done |= added.done
-            both = (total.costs, added.costs)
-            total.costs = None if None in both else [*chain(*filter(None, both))]
-        shares.append(Share(runs.plan.study, *new, runs=(len(least), len(most))))
-    best, worst = totals
+        _add_costs(costs, runs.plan, arms, every)
+        done |= runs.done
+        new = (ids - total for ids, total in zip((least, most), totals, strict=True))
+        best, worst = (Estimate(ids, ids & done, costs) for ids in new)
+        shares.append(Share(runs.plan.study, best, worst, (len(least), len(most))))
+        totals = totals[0] | least, totals[1] | most
+    best, worst = (Estimate(ids, ids & done, costs) for ids in totals)
     return shares, Share("all", best, worst, (len(best.runs), len(worst.runs)))
 
 
@@ -170,8 +165,8 @@ def probe(runs: StudyRuns, engine: Engine, say: Callable[[str], None]) -> None:
     if any(measured_arms(runs).values()):
         return
     steps = f"--grpo_steps={PROBE_STEPS}", "--max_steps=-1"  # which would win over grpo_steps
-    store = runs.store
     options = (*steps, "--logging_steps=1", "--report_to=none", "--overwrite")
+    store = runs.store
     for arm in runs.plan.arms:
         name = probe_name(arm.runs[0])
         lock = store.lock(name)

@@ -8,14 +8,16 @@ import hashlib
 import json
 import os
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from trl_ablate.errors import ConfigurationError
 from trl_ablate.miniature.registry import is_of_one_core
 from trl_ablate.recipe.named_files import base_of, changed_files, profile_file
 from trl_ablate.recipe.places import SHIPPED, yaml_files
-from trl_ablate.run.json_files import write_json
+from trl_ablate.run.json_files import read_object, write_json
 from trl_ablate.study.definition import Asked, Study
 from trl_ablate.study.factors import MAX_LETTERS, UNSAFE
 from trl_ablate.study.verdict import reference_runs
@@ -44,14 +46,13 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class PlannedArm:
-    """A resolved arm."""
+    """A resolved arm, with the final values of the keys that it declares, and of all keys that any
+    arm declares."""
 
     name: str
     recipe: str
     declared: Mapping[str, Any]
-    """The settings that this arm declares: key -> final value."""
     values: Mapping[str, Any]
-    """The final values of all keys that any arm declares."""
     inert: Mapping[str, str]
     warnings: tuple[str, ...]
     grpo_steps: int
@@ -122,7 +123,6 @@ class Plan(Asked):
 
     @property
     def runs_of(self) -> dict[str, Sequence[PlannedRun]]:
-        """The runs of each arm."""
         return {arm.name: arm.runs for arm in self.arms}
 
     def runs(self) -> dict[str, PlannedRun]:
@@ -138,16 +138,13 @@ def without_place(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def identity(settings: Mapping[str, Any]) -> str:
     """Ten characters that identify what a run computes: a hash of the settings that some layer
-    gave, without the seed, the names and the places.
-
-    The settings are converted to JSON and back first, so that a plan and a run's
-    `resolved_config.json` give the same hash. Library defaults are not included: they belong to
-    the library versions, which a run records.
+    gave, without the seed, the names and the places. Library defaults are not included: they belong
+    to the library versions, which a run records.
     """
     kept = without_place(settings)
     kept.pop("seed", None)
     text = json.dumps(kept, sort_keys=True, default=str)
-    text = json.dumps(json.loads(text), sort_keys=True)
+    text = json.dumps(json.loads(text), sort_keys=True)  # as `resolved_config.json` gives it back
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
@@ -182,11 +179,9 @@ def plan_file(folder: Path, study: str, path: str) -> Path:
 
 def _written(file: Path) -> dict[str, Any]:
     """The content of a plan's file; nothing if it cannot be read."""
-    try:
-        found = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    with suppress(OSError, ConfigurationError):
+        return read_object(file)
+    return {}
 
 
 def save_plan(plan: Plan, study: Study, folder: Path) -> None:
@@ -208,23 +203,23 @@ def saved_plan(study: Study, folder: Path) -> Plan | None:
         return None
     from pydantic import TypeAdapter
 
+    made_from = kept.pop("made_from", None)
+    study = replace(study, profile=kept.pop("asked_profile", study.profile))
     try:
-        made_from = kept.pop("made_from")
-        study = replace(study, profile=kept.pop("asked_profile", study.profile))
+        if made_from != fingerprint(study):
+            return None
         plan = TypeAdapter(Plan).validate_python(kept)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return None
-    changed = made_from != fingerprint(study) or changed_files(plan.files)
-    return plan if plan.arms and not changed else None
+    return plan if plan.arms and not changed_files(plan.files) else None
 
 
 def silent_differences(plan: Plan) -> list[str]:
     """One sentence for each reason why declared differences have no effect."""
     arms: dict[tuple[str, str], list[str]] = {}
     for arm in plan.arms:
-        for key in arm.declared:
-            if key in arm.inert:
-                arms.setdefault((key, arm.inert[key]), []).append(arm.name)
+        for key in (key for key in arm.declared if key in arm.inert):
+            arms.setdefault((key, arm.inert[key]), []).append(arm.name)
     return [
         f"The declared {key} of {', '.join(names)} has no effect here: {why}"
         for (key, why), names in arms.items()
@@ -243,11 +238,9 @@ def in_order(plan: Plan, places: Container[tuple[str, int]] | None = None) -> li
     Args:
         places: only these: the name of an arm, and a position among its runs.
     """
-    return list(
-        {
-            arm.runs[n].id: arm.runs[n]
-            for n in range(max(len(arm.runs) for arm in plan.arms))
-            for arm in plan.arms
-            if n < len(arm.runs) and (places is None or (arm.name, n) in places)
-        }.values()
-    )
+    found: dict[str, PlannedRun] = {}
+    for n in range(max(len(arm.runs) for arm in plan.arms)):
+        for arm in plan.arms:
+            if n < len(arm.runs) and (places is None or (arm.name, n) in places):
+                found[arm.runs[n].id] = arm.runs[n]
+    return [*found.values()]

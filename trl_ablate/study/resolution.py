@@ -50,24 +50,20 @@ GROUPS = ("settings", "config", "task", "model", "guard")
 
 @dataclass(frozen=True)
 class ResolvedArm:
-    """An arm, and what its recipe resolves to."""
+    """An arm, and what its recipe resolves to; `written` is what `resolved_config.json` has."""
 
     arm: Arm
     resolved: Resolved
 
     @cached_property
     def written(self) -> dict[str, Any]:
-        """The content of `resolved_config.json`."""
         return json.loads(json.dumps(self.resolved.to_dict(), default=str))
-
-    @cached_property
-    def in_groups(self) -> dict[str, Any]:
-        return {key: value for group in GROUPS for key, value in self.written[group].items()}
 
     @cached_property
     def settings(self) -> dict[str, Any]:
         """All settings of all groups, without names and places."""
-        return without_place({"profile": self.written["profile"]} | self.in_groups)
+        groups = {key: value for group in GROUPS for key, value in self.written[group].items()}
+        return without_place({"profile": self.written["profile"]} | groups)
 
     @property
     def declared(self) -> set[str]:
@@ -90,28 +86,27 @@ def resolve_plan(study: Study, *, to_run: bool = False) -> Plan:
         if study.judge == "two_part":
             _check_success(study, arms)
     keys = sorted({key for one in arms for key in one.declared})
-    first = arms[0].resolved
-    asked: dict[str, Any] = study.asked() | {"profile": first.profile}
+    resolved = [one.resolved for one in arms]
+    asked: dict[str, Any] = study.asked() | {"profile": resolved[0].profile}
     return Plan(
         **asked,
         study=study.name,
         path=study.place,
-        profile_reason=first.profile_reason,
+        profile_reason=resolved[0].profile_reason,
         base=base.name,
         compared=len(arms[0].settings),
-        for_gpu=first.for_gpu,
+        for_gpu=resolved[0].for_gpu,
         arms=tuple(_planned(one, study, keys) for one in arms),
-        files={path: known for one in arms for path, known in one.resolved.files.items()},
-        miniatures=_miniatures([one.resolved for one in arms]),
+        files={path: known for one in resolved for path, known in one.files.items()},
+        miniatures=_miniatures(resolved),
     )
 
 
 def _miniatures(resolved: Sequence[Resolved]) -> tuple[tuple[float, str], ...]:
-    models = [str(one.model.model_name_or_path) for one in resolved]
-    if any(one.for_gpu for one in resolved) or not all(map(is_miniature, models)):
+    pairs = {(str(one.model.model_name_or_path), str(one.task.dataset)) for one in resolved}
+    if any(one.for_gpu for one in resolved) or not all(is_miniature(model) for model, _ in pairs):
         return ()
-    datasets = [in_full(str(one.task.dataset)) for one in resolved]
-    return tuple(sorted(set(zip(map(millions_of_parameters, models), datasets, strict=True))))
+    return tuple(sorted({(millions_of_parameters(m), in_full(dataset)) for m, dataset in pairs}))
 
 
 def _with_own_files(study: Study) -> Study:
@@ -148,16 +143,14 @@ def _legal(study: Study) -> tuple[Study, list[ResolvedArm]]:
         except ConfigurationError as error:
             refused[arm.name] = str(error)
     of_cell = tuning.arms if tuning else {cell: [cell] for cell in design.cells}
-    excluded = {
-        cell: next(refused[name] for name in names if name in refused)
-        for cell, names in of_cell.items()
-        if refused.keys() & names
-    }
+    why = {cell: [refused[name] for name in of if name in refused] for cell, of in of_cell.items()}
+    excluded = {cell: reasons[0] for cell, reasons in why.items() if reasons}
     design = without(design, excluded, f"study {study.path}")
     left = {cell: of_cell[cell] for cell in design.cells}
-    arms = [arm for arm in study.arms if any(arm.name in names for names in left.values())]
+    names = {name for of in left.values() for name in of}
+    arms = tuple(arm for arm in study.arms if arm.name in names)
     tuning = tuning and replace(tuning, arms=left)
-    study = replace(study, arms=tuple(arms), design=design, tuning=tuning)
+    study = replace(study, arms=arms, design=design, tuning=tuning)
     return study, [found[arm.name] for arm in arms]
 
 
@@ -167,16 +160,14 @@ def _without_defaults(study: Study, design: Design) -> Study:
     first = study.arms[0]
     others = {key: value for key, value in first.overrides.items() if key not in design.factors}
     bare = _resolve(replace(first, overrides=others), study)
-    defaults = {key: json.dumps(value) for key, value in bare.in_groups.items()
-                if key in design.factors and key not in bare.written["settings"]}  # fmt: skip
+    defaults = {key: json.dumps(bare.settings[key]) for key in design.factors
+                if key in bare.settings and key not in bare.written["settings"]}  # fmt: skip
 
-    def bared(arm: Arm) -> Arm:
-        given = arm.overrides.items()
-        return replace(
-            arm, overrides={key: new for key, new in given if json.dumps(new) != defaults.get(key)}
-        )
+    def bared(given: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: new for key, new in given.items() if json.dumps(new) != defaults.get(key)}
 
-    return replace(study, arms=tuple(map(bared, study.arms)))
+    arms = (replace(arm, overrides=bared(arm.overrides)) for arm in study.arms)
+    return replace(study, arms=tuple(arms))
 
 
 def _resolve(arm: Arm, study: Study) -> ResolvedArm:
@@ -210,23 +201,21 @@ def _prove(base: Path, one: ResolvedArm, study: Study) -> None:
 
 def _check_not_silenced(one: ResolvedArm, study: Study) -> None:
     """The study's overrides must not replace a setting that an arm ablates, nor may its tuning."""
-    arm = one.arm
+    arm, tuned = one.arm, study.tuning.key if study.tuning else None
     for key in one.resolved.changes:
-        if study.tuning and key == study.tuning.key:
-            raise ConfigurationError(
-                f"study {study.path}: tune replaces the '{key}' that {arm.recipe.name} declares, "
-                "so the arm changes nothing; remove one of the two"
-            )
-        if key in study.overrides and key not in arm.overrides:
-            raise ConfigurationError(
-                f"study {study.path}: the override '{key}' replaces what arm '{arm.name}' "
-                "declares, so the arm changes nothing; remove one of the two"
-            )
+        if key == tuned:
+            what = f"tune replaces the '{key}' that {arm.recipe.name} declares"
+        elif key in study.overrides and key not in arm.overrides:
+            what = f"the override '{key}' replaces what arm '{arm.name}' declares"
+        else:
+            continue
+        raise ConfigurationError(
+            f"study {study.path}: {what}, so the arm changes nothing; remove one of the two"
+        )
 
 
 def _planned(one: ResolvedArm, study: Study, keys: list[str]) -> PlannedArm:
     arm, resolved, config = one.arm, one.resolved, one.resolved.config
-    values = {key: one.settings[key] for key in keys}
     known = identity(portable(one.written["settings"], resolved.files))
     before, after = _words(one, study)
     optimizer_steps = max(0, config.max_steps)  # 0: in epochs, unknown before loading
@@ -234,8 +223,8 @@ def _planned(one: ResolvedArm, study: Study, keys: list[str]) -> PlannedArm:
     return PlannedArm(
         name=arm.name,
         recipe=arm.recipe.name,
-        declared={key: values[key] for key in sorted(one.declared)},
-        values=values,
+        declared={key: one.settings[key] for key in keys if key in one.declared},
+        values={key: one.settings[key] for key in keys},
         inert=resolved.inert,
         warnings=tuple(resolved.warnings),
         grpo_steps=steps,
@@ -327,8 +316,8 @@ def _check_prompts(task: TaskArguments, part: Part):
     """The questions with their prompts; None if they are not on this machine."""
     name = task.dataset
     on_the_hub = name in NAMED_DATASETS or (not is_miniature(name) and is_on_the_hub(name))
-    if on_the_hub or name.startswith(GYM):
-        if task.prompt_column is None:
-            prompt_writer(task.template, task.prompt_style, task.system_prompt, None)
-        return None
-    return to_prompts(load_questions(task, part), task)
+    if not on_the_hub and not name.startswith(GYM):
+        return to_prompts(load_questions(task, part), task)
+    if task.prompt_column is None:
+        prompt_writer(task.template, task.prompt_style, task.system_prompt, None)
+    return None

@@ -5,6 +5,7 @@ killed at any time and started again. A run that fails is retried, then left as 
 other runs continue. A run that is refused would be refused again, and is not retried.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Container
@@ -16,7 +17,7 @@ from trl_ablate.run.checkpoints import latest_whole_checkpoint
 from trl_ablate.run.termination import Terminated
 from trl_ablate.study.engines import Engine, Job, Process
 from trl_ablate.study.planned import PlannedRun, in_order
-from trl_ablate.study.runs import StudyRuns, next_runs, outcome_of
+from trl_ablate.study.runs import StudyRuns, next_runs
 from trl_ablate.study.store import RunLock
 
 POLL_SECONDS = 0.5
@@ -24,7 +25,7 @@ POLL_SECONDS = 0.5
 
 @dataclass
 class Active:
-    """A run that this runner has started."""
+    """A run that this runner has started, and whether it was asked to save and end."""
 
     run: PlannedRun
     process: Process
@@ -32,17 +33,15 @@ class Active:
     attempt: int
     slot: int
     asked: bool = False
-    """Whether the run was asked to save and end."""
 
 
 @dataclass
 class Outcome:
-    """The ids of the runs by result when the runner ends."""
+    """The ids of the runs by result when the runner ends; `left` are not finished."""
 
     done: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
-    """Not started or not finished when the runner ended."""
 
 
 class Runner:
@@ -72,9 +71,9 @@ class Runner:
         say: Callable[[str], None] = lambda text: None,
         watch: Callable[[], None] = lambda: None,
     ):
-        self._plan, self._store, self._engine = runs.plan, runs.store, engine
-        self._retries, self._say, self._watch = retries, say, watch
-        self._until = None if max_hours is None else time.monotonic() + max_hours * 3600
+        self._runs, self._plan, self._store, self._engine = runs, runs.plan, runs.store, engine
+        self._attempts, self._say, self._watch = 1 + retries, say, watch
+        self._until = math.inf if max_hours is None else time.monotonic() + max_hours * 3600
         self._stay, self._waits_for_others = stay, waits_for_others or only is None
         self._schedules = only is None
         chosen = [] if only is None else [run for run in in_order(runs.plan) if run.id in only]
@@ -89,7 +88,7 @@ class Runner:
         started runs; SIGTERM (`Terminated`) and the limit let them save first."""
         try:
             while self._plan_more() or self._waiting or self._active:
-                if self._until is not None and time.monotonic() >= self._until:
+                if time.monotonic() >= self._until:
                     self._say("time limit reached: the runs save and stop")
                     self._ask_to_save()
                     break
@@ -115,9 +114,8 @@ class Runner:
 
     def _plan_more(self) -> bool:
         """Queue the runs that can start now, given the outcomes so far; whether there are any."""
-        if not self._schedules:
-            return False
-        new = [run for run in next_runs(self._plan, self._ended) if run.id not in self._met]
+        found = next_runs(self._plan, self._ended) if self._schedules else []
+        new = [run for run in found if run.id not in self._met]
         self._waiting.extend((run, 1) for run in new)
         self._met |= {run.id for run in new}
         return bool(new)
@@ -126,7 +124,7 @@ class Runner:
         """Add a run to `ids`, done or failed; runs may follow from its outcome."""
         ids.append(run.id)
         arm = next(arm for arm in self._plan.arms if run in arm.runs)
-        self._ended[run.id] = outcome_of(self._plan, arm, run, self._store)
+        self._ended[run.id] = self._runs.outcome(arm, run)
 
     def _hand_out(self) -> None:
         """Start waiting runs while there are free slots; skip runs that another runner holds."""
@@ -141,22 +139,17 @@ class Runner:
                     self._waiting.append((run, attempt))
                 else:
                     self._say(f"{describe(run)} is held by another runner; skipped")
-            elif self._settled(run, attempt):
+                continue
+            done = self._store.state_unlocked(run.id).done  # it stays so while the lock is held
+            if done or attempt > self._attempts:
+                self._end(run, self._outcome.done if done else self._outcome.failed)
                 lock.release()
-            else:
-                try:
-                    self._start(run, attempt, lock, min(free))
-                except BaseException:
-                    lock.release()
-                    raise
-
-    def _settled(self, run: PlannedRun, attempt: int) -> bool:
-        """Whether a run needs no start. The caller holds its lock, so the result stays valid."""
-        done = self._store.state_unlocked(run.id).done
-        if done or attempt > 1 + self._retries:
-            self._end(run, self._outcome.done if done else self._outcome.failed)
-            return True
-        return False
+                continue
+            try:
+                self._start(run, attempt, lock, min(free))
+            except BaseException:
+                lock.release()
+                raise
 
     def _start(self, run: PlannedRun, attempt: int, lock: RunLock, slot: int) -> None:
         away = self._store.away(run.id)
@@ -169,7 +162,7 @@ class Runner:
         words = [*run.words, self._taking_up(run.id)]
         process = self._engine.start(Job(words, directory.path, log, lock.descriptor, away), slot)
         self._active.append(Active(run, process, lock, attempt, slot))
-        self._say(f"started {describe(run)}" + (f", attempt {attempt}" if attempt > 1 else ""))
+        self._say(f"started {describe(run)}" + f", attempt {attempt}" * (attempt > 1))
 
     def _check_place(self, run: PlannedRun, away: Path) -> None:
         """Only the engine that has a run elsewhere can continue it."""
@@ -204,20 +197,18 @@ class Runner:
                 reason = self._record_failure(active, state.reason if state.record else None)
                 self._say(f"failed {describe(active.run)}: {reason}")
                 refused = active.process.poll() == REFUSED
-                attempt = 1 + self._retries if refused else active.attempt
+                attempt = self._attempts if refused else active.attempt
                 self._waiting.append((active.run, attempt + 1))
             active.lock.release()
 
     def _record_failure(self, active: Active, known: str | None) -> str:
         """Record `failed` and the reason in the directory, as the process may not have done it."""
-        code = active.process.poll() or 0
+        code, run = active.process.poll() or 0, active.run
         ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        reason = known or f"{ended}; {last_line(self._store.log(active.run.id))}"
-        directory = self._store.directory(active.run.id, active.run.folder)
+        reason = known or f"{ended}; {last_line(self._store.log(run.id))}"
+        directory = self._store.directory(run.id, run.folder)
         directory.path.mkdir(parents=True, exist_ok=True)
-        directory.update(
-            status="failed", reason=reason, seed=active.run.seed, attempts=active.attempt
-        )
+        directory.update(status="failed", reason=reason, seed=run.seed, attempts=active.attempt)
         return reason
 
     def _ask_to_save(self) -> None:

@@ -6,8 +6,7 @@ undecided. All is computed from the run directories: a study that was interrupte
 to another engine goes on where it was, to the same verdicts.
 """
 
-from bisect import bisect_right
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -31,15 +30,13 @@ PREFERRED = 1e9
 
 @dataclass(frozen=True)
 class Tuned:
-    """The tuning of one arm, and where its other runs are."""
+    """The tuning of one arm, and where its other runs are: the candidates with the arm's own best
+    value and, unless arms are judged in two parts, with its reference's, once they are known."""
 
     arm: str
     standing: Standing
     best: str | None
-    """The candidate with the arm's own best value, once it is known."""
     at_reference: str | None
-    """The candidate with the best value of the arm's reference, once it is known; none where arms
-    are judged in two parts, each at its own best alone."""
 
 
 def next_runs(plan: Plan, finished: Finished) -> list[PlannedRun]:
@@ -75,16 +72,10 @@ def up_to_next_look(plan: Plan, analysis: "Analysis") -> dict[str, int]:
     return seeds
 
 
-def look_of(plan: Plan, wanted: Container[str]) -> int:
+def look_of(plan: Plan, wanted: Iterable[str]) -> int:
     """The number of the look that needs these runs, from 0 on; 0 without looks."""
-    found: dict[str, int] = {}
-    for arm in plan.arms:
-        ends = [plan.runs_for(arm.name, seeds) for seeds in plan.looks]
-        for place, run in enumerate(arm.runs):
-            if run.id in wanted:  # of arms that share it, the one that needs it first
-                look = bisect_right(ends, place)
-                found[run.id] = min(look, found.get(run.id, look))
-    return max(found.values(), default=0)
+    needed_by = [plan.up_to(seeds) for seeds in plan.looks]
+    return max((sum(run_id not in ids for ids in needed_by) for run_id in wanted), default=0)
 
 
 def tuned(plan: Plan, finished: Finished) -> list[Tuned]:
@@ -93,12 +84,12 @@ def tuned(plan: Plan, finished: Finished) -> list[Tuned]:
     assert tuning is not None, f"study {plan.study} has no tuning"
     found: dict[str, Standing] = {}
     for arm, candidates in tuning.arms.items():
-        trials = {
-            (value, seed): runs[name][seed].id
+        ended = {
+            (value, seed): finished[run.id]
             for value, name in enumerate(candidates)
-            for seed in range(plan.trials)
+            for seed, run in enumerate(runs[name][: plan.trials])
+            if run.id in finished
         }
-        ended = {trial: finished[run_id] for trial, run_id in trials.items() if run_id in finished}
         found[arm] = standing(tuning, ended)
 
     def best(arm: str, of: str) -> str | None:
@@ -160,9 +151,20 @@ class StudyRuns:
     @cached_property
     def finished(self) -> Finished:
         """The runs that have ended, failed ones included, and their outcomes."""
-        ended = self.done | {i for i, state in self.states.items() if state.status == "failed"}
-        runs = [(arm, run) for arm in self.plan.arms for run in arm.runs if run.id in ended]
-        return {run.id: outcome_of(self.plan, arm, run, self.store) for arm, run in runs}
+        return {
+            run.id: self.outcome(arm, run)
+            for arm in self.plan.arms
+            for run in arm.runs
+            if run.id in self.done or self.states[run.id].status == "failed"
+        }
+
+    def outcome(self, arm: PlannedArm, run: PlannedRun) -> float | None:
+        """The value by which a trial is judged, also of a run that collapsed or was stopped; None
+        if it logged nothing. Without tuning nothing depends on outcomes, and no curve is read."""
+        if self.plan.tuning is None:
+            return None
+        found = planned_run(self.plan, arm, run, self.store)
+        return score(found, self.plan.primary_metric, self.plan.tuning)
 
     @cached_property
     def needed(self) -> list[PlannedRun]:
@@ -231,8 +233,8 @@ class StudyRuns:
             if metric in logged:
                 return ""
         otherwise = "name a metric that they log as primary_metric"
-        ended = f"no finished run has logged {metric}{nearest(metric, logged, otherwise)}"
-        return ended if self.done else ""
+        meant = nearest(metric, logged, otherwise)
+        return f"no finished run has logged {metric}{meant}" if self.done else ""
 
     def check_has_looks(self) -> None:
         if not self.plan.looks:
@@ -250,17 +252,6 @@ def analysis_of(plan: Plan, runs: Sequence[Run]) -> "Analysis":
         runs, plan.primary_metric, plan.decide_on, plan.against,
         plan.looks, plan.equivalence_margin, plan.judge, plan.threshold, plan.pool,
     )  # fmt: skip
-
-
-def outcome_of(plan: Plan, arm: PlannedArm, run: PlannedRun, store: RunStore) -> float | None:
-    """The value by which a trial is judged; None if the run did not end, or logged nothing.
-
-    A run that collapsed or was stopped has ended, and counts with the value it ended at. Without
-    tuning nothing depends on outcomes, and no curve is read.
-    """
-    if plan.tuning is None:
-        return None
-    return score(planned_run(plan, arm, run, store), plan.primary_metric, plan.tuning)
 
 
 def score(run: Run, metric: str, tuning: Tuning) -> float | None:

@@ -62,7 +62,7 @@ def bytes_in(path: Path) -> int:
 
 
 class RunLock:
-    """The lock of one run. `acquire` returns whether this process now holds it."""
+    """The lock of one run."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -71,11 +71,11 @@ class RunLock:
     @property
     def descriptor(self) -> int:
         """The file descriptor that the run's process inherits."""
-        if self._descriptor is None:
-            raise RuntimeError(f"{self._path} is not held")
+        assert self._descriptor is not None, f"{self._path} is not held"
         return self._descriptor
 
     def acquire(self) -> bool:
+        """Whether this process now holds it."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -160,23 +160,20 @@ class RunStore:
             return State("to do", None, {})
         record = directory.read()
         status, reason = record.get("status"), record.get("reason")
-        if status == "failed":
-            return State("failed", reason, record)
-        if status not in DONE or reason in INTERRUPTED:
+        if status != "failed" and (status not in DONE or reason in INTERRUPTED):
             return State("interrupted", reason, record)
-        if not self.is_what_it_is_called(run_id):
+        if status != "failed" and not self.is_what_it_is_called(run_id):
             return State("to do", "its folder contains a run with other settings", record)
-        return State("finished" if status == "finished" else "stopped", reason, record)
+        return State(status, reason, record)
 
     def _in_use(self, run_id: str) -> bool:
-        lock = self.path / f"{run_id}.lock"
-        if not lock.exists():
-            return False
-        with lock.open() as file:
-            try:
+        try:
+            with (self.path / f"{run_id}.lock").open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
         return False
 
     def is_what_it_is_called(self, run_id: str) -> bool:

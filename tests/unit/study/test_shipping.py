@@ -26,13 +26,11 @@ def job(folder: Path) -> Job:
     return Job([str(recipe), "--seed", "1"], folder / "store" / "run", folder / "log", 0, folder)
 
 
-def archive(**files: str) -> bytes:
-    content = io.BytesIO()
+def archive(name: str, text: bytes) -> bytes:
+    content, entry = io.BytesIO(), tarfile.TarInfo(name)
+    entry.size = len(text)
     with tarfile.open(fileobj=content, mode="w") as tar:
-        for name, text in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(text)
-            tar.addfile(entry, io.BytesIO(text.encode()))
+        tar.addfile(entry, io.BytesIO(text))
     return content.getvalue()
 
 
@@ -41,11 +39,15 @@ def test_cut_off_between_the_renames_the_former_run_stays_until_the_next(
     tmp_path, monkeypatch, cut
 ):
     ray = pytest.importorskip("trl_ablate.study.engines.ray")
-    one = job(tmp_path)
-    results = ray.Results(one)
-    results.begin()
-    results.take(("archive", archive(new="the end")))
-    renames, real = [], os.replace
+    one, renames, real = job(tmp_path), [], os.replace
+
+    def begun():
+        results = ray.Results(one)
+        results.begin()
+        results.take(("archive", archive("new", b"the end")))
+        return results
+
+    results = begun()
 
     def rename(*paths):
         renames.append(paths)
@@ -59,10 +61,7 @@ def test_cut_off_between_the_renames_the_former_run_stays_until_the_next(
     assert (where_it_stands(one.directory) / "run.json").exists()
     put_back(one.directory)
     assert [path.name for path in one.directory.iterdir()] == ["run.json"]
-    results = ray.Results(one)
-    results.begin()
-    results.take(("archive", archive(new="the end")))
-    assert results.take(3) == 3
+    assert begun().take(3) == 3
     assert [path.name for path in one.directory.parent.iterdir()] == ["run"]
     assert (one.directory / "new").read_text() == "the end"
 
@@ -120,15 +119,14 @@ def own_task(folder):
     (folder / "notes.txt").write_text("not named")
     one = job(folder)
     (folder / "mine.yaml").write_text(OWN)
-    return Job([str(folder / "mine.yaml"), "--seed", "1", *one.words[3:]], one.directory,
-               one.log, 0, folder)  # fmt: skip
+    return replace(one, words=[str(folder / "mine.yaml"), *one.words[1:]])
 
 
 def test_own_code_prompts_and_data_are_sent(tmp_path):
     one = own_task(tmp_path)
     (tmp_path / "late.jinja").write_text("{{ question }}")  # a study's override
     words = [*one.words, "--template=late.jinja", '--tools=["code/reward.py:tool"]']
-    bundle = pack(Job(words, one.directory, one.log, 0, tmp_path))
+    bundle = pack(replace(one, words=words))
     assert bundle.program == PROGRAM == ("-m", "trl_ablate", "train")
     assert bundle.words[:3] == ("recipes/mine.yaml", "--seed", "1")
     assert bundle.files["recipes/grpo.yaml"] == b"beta: 0.0\n"
@@ -181,8 +179,7 @@ def test_a_base_and_a_profile_are_sent_with_their_files(tmp_path):
         ("dataset: HERE/big.jsonl", "dataset: .*/task/big.jsonl is an absolute path"),
         ("tools: ['HERE/own.py:f']", "tools: .*/task/own.py is an absolute path"),
         ("template: ../outside.txt", "outside.txt, which recipe .* is outside the recipe's folder"),
-        ("template: /etc/hostname.txt", "template: there is no file /etc/hostname.txt"),
-        ("reward_funcs: ['gone.py:score']", "reward_funcs: there is no file gone.py"),
+        ("template: /etc/hostname.txt", "template: /etc/hostname.txt is an absolute path"),
         ("reward_funcs: [lonely.score]", "module 'lonely' is in the working directory"),
         ("dataset: big.jsonl", "have 60 MB, and 50 MB can be sent .*big.jsonl on the Hub"),
     ],

@@ -51,7 +51,7 @@ def look(folder: str) -> int:
         "folder": os.getcwd(),
         "colour": os.environ["COLOUR"],
         "descriptors": len(os.listdir("/proc/self/fd")),
-        "threads of the server": len(os.listdir(f"/proc/{os.getppid()}/task")),
+        "threads of the server": len(os.listdir(f"/proc/{parent(os.getppid())}/task")),
         "imported": "numpy" in sys.modules,
         "drawn": sys.modules["numpy"].random.random(),
     }
@@ -68,7 +68,7 @@ def test_a_process_is_as_one_that_was_started_cold(begin, tmp_path, monkeypatch)
     assert draws[0] != draws[1]
     for one in seen:
         assert one == {
-            "session": True, "folder": str(tmp_path), "colour": "green", "descriptors": 4,
+            "session": True, "folder": str(tmp_path), "colour": "green", "descriptors": 5,
             "threads of the server": 1, "imported": True,
         }  # fmt: skip
     assert (tmp_path / "printed").read_text() == "a line\n" * 2
@@ -130,15 +130,23 @@ def test_a_lock_is_held_until_the_process_ends(begin, tmp_path):
         fcntl.flock(other, without_waiting)
 
 
-def test_a_killed_server_takes_no_process_along(server, begin):
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("killed", ["server", "waiter"])
+def test_a_killed_server_or_waiter_takes_no_process_along(server, begin, killed):
     process = begin(time.sleep, 60)
-    os.kill(server.pid, signal.SIGKILL)
-    wait_for(lambda: not alive(server.pid))
+    pid = server.pid if killed == "server" else parent(process.pid)
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not alive(pid))
     assert process.poll() is None and alive(process.pid)
-    with pytest.raises(ConnectionError):
-        begin(time.sleep, 0)
+    if killed == "server":
+        with pytest.raises(ConnectionError):
+            begin(time.sleep, 0)
     os.killpg(process.pid, signal.SIGTERM)
-    assert process.wait(30) == process.poll() == LOST
+    code = -signal.SIGTERM if killed == "server" else LOST
+    assert process.wait(30) == process.poll() == code
 
 
 RUNNER = """
@@ -169,7 +177,9 @@ def test_a_server_ends_with_its_runner_and_its_processes_go_on(number):
 
 def test_the_local_engine_starts_another_server_where_one_is_of_no_use(tmp_path, monkeypatch):
     script = tmp_path / "script.py"
-    script.write_text("import os, sys; print(os.getppid()); sys.exit(3)")
+    waiter = "f'/proc/{os.getppid()}/stat'"
+    parent_of_waiter = f"open({waiter}).read().rpartition(')')[2].split()[1]"
+    script.write_text(f"import os, sys; print({parent_of_waiter}); sys.exit(3)")
     engine = LocalEngine(command=(sys.executable, str(script)), warm=())
     with (tmp_path / "lock").open("w") as lock:
         job = Job(["a"], tmp_path / "run", tmp_path / "log", lock.fileno(), tmp_path / "away")

@@ -27,16 +27,19 @@ SECONDS_TO_END = 20.0
 
 @dataclass(frozen=True)
 class Job:
-    """One run to start."""
+    """One run to start.
+
+    Attributes:
+        words: arguments of `trl-ablate train`, without the output folder.
+        lock: descriptor of the run's lock, which a process of this machine inherits.
+        away: the file in which an engine whose runs outlive the runner records how to find it.
+    """
 
     words: Sequence[str]
-    """Arguments of `trl-ablate train`, without the output folder."""
     directory: Path
     log: Path
     lock: int
-    """Descriptor of the run's lock, which a process of this machine inherits."""
     away: Path
-    """The file in which an engine whose runs outlive the runner records how to find this run."""
 
 
 class Process(Protocol):
@@ -70,12 +73,11 @@ class Process(Protocol):
 
 
 class Engine(Protocol):
-    """Starts jobs; `slots` of them may run at once."""
+    """Starts jobs; `slots` of them may run at once. `name` is that of `--engine`; `in_place`:
+    whether runs work in the store's own folders, and can continue from the files there."""
 
     name: str
-    """As in `--engine`."""
     in_place: bool
-    """Whether runs work in the store's own folders, and can continue from the files there."""
 
     @property
     def slots(self) -> int: ...

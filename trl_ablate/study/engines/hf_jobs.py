@@ -17,32 +17,20 @@ import tarfile
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, get_token
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    HTTPError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RemoteEntryNotFoundError,
-)
+from huggingface_hub import HfApi, errors, get_token
 from huggingface_hub.utils import disable_progress_bars
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.study.engines.shipping import (
-    Bundle,
-    DetachedEngine,
-    copy_code,
-    requirements,
-    short,
-    working,
-)
+from trl_ablate.study.engines import shipping
+from trl_ablate.study.engines.shipping import Bundle, DetachedEngine
 from trl_ablate.study.planned import Plan
 
+OF_THE_HUB = (errors.HTTPError, errors.HFValidationError, errors.OfflineModeIsEnabled)
 REPO, REPO_TYPE = "trl-ablate-runs", "dataset"
 BUNDLE, ENDED, CODE = "bundle.tar.gz", "ended", "code"
 ON_GPU, ON_CPU = "a10g-large", "cpu-upgrade"
@@ -70,67 +58,46 @@ os.execv(sys.executable, words)
 
 def install() -> list[str]:
     """The command that installs what the package needs, in the job."""
-    return ["python", "-m", "pip", "install", "--quiet", *requirements("vllm")]
-
-
-def make(options: Namespace, plan: Plan) -> DetachedEngine:
-    if not re.fullmatch(r"\d+(\.\d+)?[smhd]?", options.timeout):
-        raise ConfigurationError(
-            f"--timeout is '{options.timeout[:80]}'; give a number and s, m, h or d, such as 90m"
-        )
-    for name in options.secrets:
-        if name not in os.environ:
-            raise ConfigurationError(
-                f"--secrets {name[:80]}: there is no such environment variable; set it, or leave "
-                "it out"
-            )
-    asked = {
-        "flavor": options.flavor or (ON_GPU if plan.for_gpu else ON_CPU),
-        "timeout": options.timeout,
-        "image": options.image,
-        "secrets": {name: os.environ[name] for name in options.secrets},
-    }
-    checkpoints, namespace = options.keep_checkpoints, options.namespace
-    return JobsEngine(
-        plan, checkpoints=checkpoints, asked=asked, namespace=namespace, at_once=options.jobs
-    )
+    return ["python", "-m", "pip", "install", "--quiet", *shipping.requirements("vllm")]
 
 
 class JobsEngine(DetachedEngine):
-    """The Hub's API of jobs.
-
-    Args:
-        asked: what jobs are started with, as in `run_job`; empty: for fetching alone.
-        namespace: who pays; None: the owner of the token.
-        at_once: the maximum number of jobs; None: as many as there are runs.
-    """
+    """The Hub's API of jobs; `--namespace` pays, or the owner of the token."""
 
     name = "hf_jobs"
 
-    def __init__(
-        self,
-        plan: Plan,
-        *,
-        checkpoints: bool = False,
-        asked: Mapping[str, Any] | None = None,
-        namespace: str | None = None,
-        at_once: int | None = None,
-    ):
-        super().__init__(plan, checkpoints=checkpoints)
-        self.slots = at_once or self.slots
-        self._asked, self._namespace, self._token = dict(asked or {}), namespace, get_token()
+    def __init__(self, options: Namespace, plan: Plan):
+        super().__init__(options, plan)
+        self.slots = options.jobs or self.slots
+        if not re.fullmatch(r"\d+(\.\d+)?[smhd]?", options.timeout):
+            raise ConfigurationError(
+                f"--timeout is '{options.timeout[:80]}'; give a number and s, m, h or d, such as "
+                "90m"
+            )
+        for name in options.secrets:
+            if name not in os.environ:
+                raise ConfigurationError(
+                    f"--secrets {name[:80]}: there is no such environment variable; set it, or "
+                    "leave it out"
+                )
+        self._token, self._namespace = get_token(), options.namespace
         if not self._token:
             raise ConfigurationError(
                 "--engine hf_jobs: there is no Hugging Face token; run `hf auth login`, or set "
                 "HF_TOKEN"
             )
+        self._asked = {
+            "flavor": options.flavor or (ON_GPU if plan.for_gpu else ON_CPU),
+            "timeout": options.timeout,
+            "image": options.image,
+            "secrets": {"HF_TOKEN": self._token}
+            | {name: os.environ[name] for name in options.secrets},
+        }
         self._api = HfApi(token=self._token, library_name="trl-ablate")
-        self._repo: str | None = None
 
     def spawn(self, bundle: Bundle, folder: str) -> str:
-        secrets = {**self._asked.get("secrets", {}), "HF_TOKEN": self._token}
         try:
-            repo = self._repo = self._repo or self._made_repo()
+            repo = self._made_repo()
             patiently(
                 self._api.upload_file, 6, path_or_fileobj=packed(bundle), repo_id=repo,
                 repo_type=REPO_TYPE, path_in_repo=f"{folder}/{BUNDLE}",
@@ -139,16 +106,16 @@ class JobsEngine(DetachedEngine):
             job = self._api.run_job(
                 command=["bash", "-c", f"{shlex.join(install())} && exec {boot}"],
                 env={"TRL_ABLATE_REPO": repo, "TRL_ABLATE_FOLDER": folder},
-                namespace=repo.split("/")[0],
-                **{**self._asked, "secrets": secrets},
-            )
-        except (HTTPError, HFValidationError, OfflineModeIsEnabled, ValueError) as error:
+                namespace=repo.split("/")[0], **self._asked,
+            )  # fmt: skip
+        except (*OF_THE_HUB, ValueError) as error:
             raise ConfigurationError(
-                f"--engine hf_jobs: the Hub does not start the job ({short(error)}); check "
-                "--namespace, --flavor and --timeout, the token's rights, and the network"
+                f"--engine hf_jobs: the Hub does not start the job ({shipping.short(error)}); "
+                "check --namespace, --flavor and --timeout, the token's rights, and the network"
             ) from error
         return f"{repo.split('/')[0]}/{job.id}"
 
+    @cache  # noqa: B019
     def _made_repo(self) -> str:
         repo = f"{self._namespace or self._api.whoami()['name']}/{REPO}"
         self._api.create_repo(repo, repo_type=REPO_TYPE, private=True, exist_ok=True)
@@ -169,17 +136,17 @@ class JobsEngine(DetachedEngine):
                     found = self._api.hf_hub_download(
                         _repo_of(call), file, repo_type=REPO_TYPE, local_dir=scratch
                     )
-                except RemoteEntryNotFoundError:
+                except errors.RemoteEntryNotFoundError:
                     reason = job.status.message or "no reason is given"
                     raise RuntimeError(
                         f"job {call} ended as {stage}: {reason}; its log is at {job.url}"
                     ) from None
                 return int(Path(found).read_text())
-        except HfHubHTTPError as error:
+        except errors.HfHubHTTPError as error:
             if error.response.status_code in PASSING:
                 return None
             raise
-        except (HTTPError, LocalEntryNotFoundError):
+        except (errors.HTTPError, errors.LocalEntryNotFoundError):
             return None
 
     def download(self, call: str, folder: str, target: Path) -> None:
@@ -190,14 +157,14 @@ class JobsEngine(DetachedEngine):
         )  # fmt: skip
 
 
-fetching = JobsEngine
+make = JobsEngine
 
 
 def packed(bundle: Bundle) -> bytes:
     """The code and the bundle as one archive."""
     content = io.BytesIO()
     with tempfile.TemporaryDirectory() as scratch:
-        copy_code(Path(scratch) / CODE)
+        shipping.copy_code(Path(scratch) / CODE)
         (Path(scratch) / "bundle").write_bytes(pickle.dumps(bundle))
         with tarfile.open(fileobj=content, mode="w:gz") as tar:
             tar.add(scratch, ".")
@@ -209,8 +176,8 @@ def patiently(commit: Callable[..., Any], tries: int, **keywords: Any) -> None:
     for seconds in WAITS[: tries - 1]:
         try:
             return commit(**keywords)
-        except HTTPError as error:
-            answered = isinstance(error, HfHubHTTPError)
+        except errors.HTTPError as error:
+            answered = isinstance(error, errors.HfHubHTTPError)
             if answered and error.response.status_code not in (*PASSING, *CONFLICTS):
                 raise
         time.sleep(seconds * random.uniform(0.5, 1))
@@ -225,7 +192,7 @@ def do_job(job: Path, repo: str, folder: str) -> int:
     """In the job: do the run of the bundle, then upload its folder."""
     bundle = pickle.loads((job / "bundle").read_bytes())
     home, code = (job / name for name in ("results", CODE))
-    with working(bundle, home, code=code, cwd=code) as process:
+    with shipping.working(bundle, home, code=code, cwd=code) as process:
         exit_code = process.wait()
     (home / ENDED).write_text(str(exit_code))
     patiently(

@@ -17,15 +17,14 @@ import time
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
+from trl_ablate.recipe.places import PACKAGE
 from trl_ablate.run.identity import cores
-from trl_ablate.study.engines import SECONDS_TO_END, THREAD_VARIABLES, TRAIN, Job
+from trl_ablate.study.engines import SECONDS_TO_END, THREAD_VARIABLES, TRAIN, Job, Process
 from trl_ablate.study.engines.warm import IMPORTS_OF_A_TRAINING as IMPORTS
 from trl_ablate.study.engines.warm import SUPPORTED, ForkServer, WarmProcess
 from trl_ablate.study.planned import Plan
 
-PACKAGE = Path(__file__).resolve().parents[2]
 MOST_AT_ONCE = 8
 """Runs on a CPU, unless `--jobs` asks for more: each takes up to a GiB of memory."""
 FREE_SHARE = 0.05
@@ -59,54 +58,39 @@ class LocalEngine:
         warm: Sequence[str] | None = IMPORTS,
     ):
         self._gpus = free_gpus() if on_gpu else []
-        most = min(MOST_AT_ONCE, cores()) if of_one_core else 1
-        self._of_one_core = of_one_core
-        self.slots = jobs or len(self._gpus) or most
+        self.slots = jobs or len(self._gpus) or (min(MOST_AT_ONCE, cores()) if of_one_core else 1)
+        threads = max(1, (1 if of_one_core else cores()) // self.slots)
+        self._threads = {name: str(threads) for name in THREAD_VARIABLES if name not in os.environ}
         self._command = command
-        self._imports = warm or ()
-        self._forks = warm is not None and SUPPORTED and not on_gpu
+        self._imports = warm if SUPPORTED and not on_gpu else None
         self._server: ForkServer | None = None
         self._code = 0.0
 
     def start(self, job: Job, slot: int) -> "LocalProcess":
         words = [*self._command[1:], *job.words, "--output_dir", str(job.directory)]
-        environment = {**os.environ, **self._share_of_the_machine(slot)}
         with job.log.open("ab") as log:
-            if self._forks:
-                server = self._server_with(environment)
-                process = server.start(
-                    interpret, words, stdout=log.fileno(), stderr=log.fileno(), keep=[job.lock]
+            if self._imports is not None:
+                return LocalProcess(
+                    self._server_of(self._imports).start(
+                        interpret, words, stdout=log.fileno(), stderr=log.fileno(), keep=[job.lock]
+                    )
                 )
-            else:
-                process = subprocess.Popen(
-                    [self._command[0], *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                    env=environment, pass_fds=(job.lock,),
-                    start_new_session=True,  # Ctrl-C reaches only the runner, which ends its runs
-                )  # fmt: skip
-            return LocalProcess(process)
+            gpu = {"CUDA_VISIBLE_DEVICES": self._gpus[slot % len(self._gpus)]} if self._gpus else {}
+            return LocalProcess(subprocess.Popen(
+                [self._command[0], *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env={**os.environ, **self._threads, **gpu}, pass_fds=(job.lock,),
+                start_new_session=True,  # Ctrl-C reaches only the runner, which ends its runs
+            ))  # fmt: skip
 
-    def _server_with(self, environment: dict[str, str]) -> ForkServer:
+    def _server_of(self, modules: Sequence[str]) -> ForkServer:
         """The fork server. It starts with the first run, and again if it was killed or the code has
-        changed. All slots share its environment; none has a GPU."""
-        if self._server is None or self._server.has_ended() or self._code != newest_change():
-            self._code = newest_change()
-            self._server = ForkServer(self._imports, {**environment, "CUDA_VISIBLE_DEVICES": ""})
+        changed: a run's record describes the code on the disk. All slots share its environment."""
+        change = max(file.stat().st_mtime for file in PACKAGE.rglob("*.py"))
+        if self._server is None or self._server.has_ended() or self._code != change:
+            self._code = change
+            environment = {**os.environ, **self._threads, "CUDA_VISIBLE_DEVICES": ""}
+            self._server = ForkServer(modules, environment)
         return self._server
-
-    def _share_of_the_machine(self, slot: int) -> dict[str, str]:
-        """Environment variables: a share of the CPU threads, unless they are set, and a GPU."""
-        own = 1 if self._of_one_core else cores()
-        threads = str(max(1, own // self.slots))
-        shares = {name: threads for name in THREAD_VARIABLES if name not in os.environ}
-        if self._gpus:
-            shares["CUDA_VISIBLE_DEVICES"] = self._gpus[slot % len(self._gpus)]
-        return shares
-
-
-def newest_change() -> float:
-    """Time of the last change of a file of this package. A run's record describes the code on the
-    disk, so a server that has imported older code must not start the run."""
-    return max(file.stat().st_mtime for file in PACKAGE.rglob("*.py"))
 
 
 def interpret(words: list[str]) -> None:
@@ -119,21 +103,24 @@ def interpret(words: list[str]) -> None:
         runpy.run_path(words[0], run_name="__main__")
 
 
-class LocalProcess:
+class LocalProcess(Process):
     """A process that leads its own group."""
 
     def __init__(self, popen: subprocess.Popen | WarmProcess):
         self._popen, self._saves = popen, False
-        self.poll, self.wait = popen.poll, popen.wait
+
+    def poll(self) -> int | None:
+        return self._popen.poll()
+
+    def wait(self) -> int:
+        return self._popen.wait()
 
     def ask_to_end(self) -> None:
-        if self.poll() is None:
-            self._popen.send_signal(signal.SIGINT)
+        self._popen.send_signal(signal.SIGINT)
 
     def ask_to_save(self) -> None:
         self._saves = True
-        if self.poll() is None:
-            self._popen.send_signal(signal.SIGTERM)
+        self._popen.send_signal(signal.SIGTERM)
 
     def end(self, patience: float = SECONDS_TO_END) -> None:
         """Kill the whole group: a training process may have left workers behind."""
@@ -153,10 +140,8 @@ def free_gpus() -> list[str]:
         "--format=csv,noheader,nounits",
     ]
     try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    if answer.returncode != 0:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
         return []
     rows = [line.split(", ") for line in answer.stdout.splitlines() if line]
     free = [index for index, *memory in rows if _is_free(*memory)]

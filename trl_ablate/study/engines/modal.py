@@ -15,14 +15,8 @@ from typing import Any
 import modal
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.study.engines.shipping import (
-    CODE,
-    NOT_CODE,
-    Bundle,
-    DetachedEngine,
-    requirements,
-    working,
-)
+from trl_ablate.study.engines import shipping
+from trl_ablate.study.engines.shipping import CODE, NOT_CODE, Bundle, DetachedEngine
 from trl_ablate.study.planned import Plan
 
 APP = "trl-ablate"
@@ -39,11 +33,6 @@ LONGEST = 24 * 3600
 """Modal's limit for the seconds of a call."""
 
 
-def make(options: Namespace, plan: Plan) -> DetachedEngine:
-    gpu = options.gpu if plan.for_gpu else None
-    return ModalEngine(plan, checkpoints=options.keep_checkpoints, gpu=gpu, at_once=options.jobs)
-
-
 def train_run(
     bundle: Bundle,
     folder: str,
@@ -51,11 +40,11 @@ def train_run(
     code: str = CODE_FOLDER,
     cwd: str = DATA,
 ) -> int:
-    """Do a run in the container and write to `results/folder`; if Modal stops the container, the
-    run starts over. Returns the exit code."""
+    """Do a run in the container, anew if Modal has stopped an earlier one, and write to
+    `results/folder`; returns the exit code."""
     home = Path(results, folder)
     shutil.rmtree(home, ignore_errors=True)
-    with working(bundle, home, code=Path(code), cwd=Path(cwd)) as process:
+    with shipping.working(bundle, home, code=Path(code), cwd=Path(cwd)) as process:
         exit_code = process.wait()
     if not modal.is_local():
         modal.Volume.from_name(f"{APP}-results").commit()
@@ -63,17 +52,12 @@ def train_run(
 
 
 def build_app(gpu: str | None, at_once: int | None) -> tuple[modal.App, modal.Function]:
-    """The app and its function; nothing is sent to Modal yet.
-
-    Args:
-        gpu: Modal's name of each run's GPU; None: no GPU.
-        at_once: the maximum number of containers; None: as many as the account allows.
-    """
+    """The app and its function, with at most `at_once` containers; nothing is sent to Modal yet."""
     image = (
         modal.Image.from_registry(IMAGE, add_python=f"3.{sys.version_info.minor}")
         .entrypoint([])
         .apt_install("git")
-        .pip_install(*requirements("vllm"))
+        .pip_install(*shipping.requirements("vllm"))
         .env({"PYTHONPATH": CODE_FOLDER, "HF_HOME": WEIGHTS})
     )
     ignored = [f"**/{pattern}" for pattern in NOT_CODE]
@@ -97,15 +81,8 @@ class ModalEngine(DetachedEngine):
 
     name = "modal"
 
-    def __init__(
-        self,
-        plan: Plan,
-        *,
-        checkpoints: bool = False,
-        gpu: str | None = None,
-        at_once: int | None = None,
-    ):
-        super().__init__(plan, checkpoints=checkpoints)
+    def __init__(self, options: Namespace, plan: Plan):
+        super().__init__(options, plan)
         try:
             modal.Client.from_env()
         except modal.exception.AuthError as error:
@@ -113,7 +90,8 @@ class ModalEngine(DetachedEngine):
                 "--engine modal: Modal has no token; run `modal token new`, or set MODAL_TOKEN_ID "
                 "and MODAL_TOKEN_SECRET"
             ) from error
-        self._app, self._function = build_app(gpu, at_once)
+        gpu = options.gpu if plan.for_gpu else None
+        self._app, self._function = build_app(gpu, options.jobs)
         self._deployed = False
         self._results = modal.Volume.from_name(f"{APP}-results", create_if_missing=True)
 
@@ -144,4 +122,4 @@ class ModalEngine(DetachedEngine):
                     file.writelines(self._results.read_file(entry.path))
 
 
-fetching = ModalEngine
+make = ModalEngine

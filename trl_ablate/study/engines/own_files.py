@@ -37,17 +37,28 @@ def own_files(recipe: Path, words: Sequence[str]) -> dict[str, Path]:
     Args:
         words: arguments of the training after the recipe; `--key=value` are settings.
     """
-    folder, profile = recipe.parent.resolve(), profile_file(recipe, profile_asked(words))
+    folder = recipe.parent.resolve()
     found = {str(file.relative_to(recipe.parent)): file for file in yaml_files(recipe.parent)}
+
+    def add(file: Path) -> None:
+        if not file.resolve().is_relative_to(folder):
+            raise ConfigurationError(
+                f"{file}, which recipe {recipe} names, is outside the recipe's folder {folder} and "
+                "is not sent to another machine; move it into this folder and name it by its "
+                "relative path"
+            )
+        found[str(file.resolve().relative_to(folder))] = file
+
+    profile = profile_file(recipe, profile_asked(words))
     if profile and profile.resolve().is_relative_to(folder):
-        found[str(_inside(profile, folder, recipe))] = profile
+        add(profile)
     for source, settings in _layers(recipe, words):
         if source not in (recipe, profile, *found.values()):
-            found[str(_inside(source, folder, recipe))] = source
+            add(source)
         for name in _named(settings, source.parent.resolve()):
-            _inside(source.parent, folder, recipe)  # elsewhere its paths would be others
+            add(source)  # elsewhere its paths would be others
             for file in _with_neighbours(name):
-                found[str(_inside(file, folder, recipe))] = file
+                add(file)
     size = sum(file.stat().st_size for file in found.values())
     if size > MOST_BYTES:
         largest = max(found.values(), key=lambda file: file.stat().st_size)
@@ -64,66 +75,6 @@ def profile_asked(words: Sequence[str]) -> str:
     return words[words.index("--profile") + 1] if "--profile" in words else NO_PROFILE
 
 
-def _layers(recipe: Path, words: Sequence[str]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """The settings of the command line and of the files that are not shipped, each with the file
-    beside which its paths begin."""
-    yield recipe, dict(_setting(word) for word in words if word.startswith("--") and "=" in word)
-    if not recipe.is_file():
-        return  # the training refuses it
-    own = read_mapping(recipe, "recipe")
-    yield recipe, own
-    _check_relative("extends", str(own.get("extends", "")))
-    asked = profile_asked(words)
-    for file in (base_of(recipe), recipe.parent / f"profiles/{profile_of(recipe, asked)}.yaml"):
-        if file != recipe and file.is_relative_to(recipe.parent) and file.is_file():
-            yield file, read_mapping(file, "recipe")
-    if profile := profile_file(recipe, asked):
-        yield profile, read_mapping(profile, "profile")
-
-
-def _setting(word: str) -> tuple[str, Any]:
-    name, _, text = word.removeprefix("--").partition("=")
-    try:
-        return name, json.loads(text)
-    except ValueError:
-        return name, text
-
-
-def _named(settings: Mapping[str, Any], folder: Path) -> Iterator[Path]:
-    """The absolute paths of all files and folders in the settings."""
-    given = dict(settings)
-    if "dataset_name" in given:  # of `trl grpo`
-        given["dataset"] = given.pop("dataset_name")
-    code, worlds = named("code"), named("world")
-    naming = (*code, *worlds, *named("dataset", "file"))
-    given = {key: value for key, value in given.items() if key in naming}
-    for key, value in Anchor().settings(given, folder, Path()).items():
-        for asked, text in zip(texts_in(given[key]), texts_in(value), strict=True):
-            if key in worlds and world_file(text) is None:
-                continue  # a model's folder is not sent
-            file, name = file_and_name(world_file(text) or text)
-            if key in code and not name:
-                _check_module(key, text)
-            path = Path(file).expanduser()
-            if path.is_absolute() and path.exists():
-                if asked == text:
-                    _check_relative(key, str(path))
-                yield path
-            elif name or path.is_absolute():
-                raise ConfigurationError(
-                    f"{key}: there is no file {file}; create it, or correct the path, which is "
-                    "relative to the recipe"
-                )
-
-
-def _check_relative(key: str, file: str) -> None:
-    if Path(file).is_absolute():
-        raise ConfigurationError(
-            f"{key}: {file} is an absolute path, which names no file of another machine; put the "
-            "file into the recipe's folder and name it by its relative path"
-        )
-
-
 def texts_in(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
@@ -132,14 +83,66 @@ def texts_in(value: Any) -> Iterator[str]:
             yield from texts_in(one)
 
 
+def _layers(recipe: Path, words: Sequence[str]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """The settings of the command line and of the files that are not shipped, each with the file
+    beside which its paths begin."""
+    settings = (word.removeprefix("--").partition("=") for word in words if word.startswith("--"))
+    yield recipe, {name: _value(text) for name, equals, text in settings if equals}
+    if not recipe.is_file():
+        return  # the training refuses it
+    own = read_mapping(recipe, "recipe")
+    _check_relative("extends", str(own.get("extends", "")))
+    yield recipe, own
+    asked = profile_asked(words)
+    for file in (base_of(recipe), recipe.parent / f"profiles/{profile_of(recipe, asked)}.yaml"):
+        if file != recipe and file.is_relative_to(recipe.parent) and file.is_file():
+            yield file, read_mapping(file, "recipe")
+    if profile := profile_file(recipe, asked):
+        yield profile, read_mapping(profile, "profile")
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _named(settings: Mapping[str, Any], folder: Path) -> list[Path]:
+    """The files and folders that are named relative to the folder, except folders of models."""
+    given = dict(settings)
+    if "dataset_name" in given:  # of `trl grpo`
+        given["dataset"] = given.pop("dataset_name")
+    code, worlds = named("code"), named("world")
+    naming = (*code, *worlds, *named("dataset", "file"))
+    given = {key: value for key, value in given.items() if key in naming}
+    models = {text for key in worlds for text in texts_in(given.get(key)) if not world_file(text)}
+    for key, value in given.items():
+        for text in {*texts_in(value)} - models:
+            file, name = file_and_name(world_file(text) or text)
+            if key in code and not name:
+                _check_module(key, text)
+            _check_relative(key, file)
+    anchor = Anchor()
+    anchor.settings(given, folder, Path())
+    return [Path(path) for path, text in anchor.files.items() if text not in models]
+
+
+def _check_relative(key: str, file: str) -> None:
+    if os.path.isabs(os.path.expanduser(file)):
+        raise ConfigurationError(
+            f"{key}: {file} is an absolute path, which names no file of another machine; put the "
+            "file into the recipe's folder and name it by its relative path"
+        )
+
+
 def _check_module(key: str, text: str) -> None:
     """An installed module has to be installed there, too; one of this folder would be missing."""
     place = code_place(text) if "/" not in text and text != GYM_SCORE else None
     if place is None or place.is_file:
         return
     top = place.module.partition(".")[0]
-    here = (Path(top), Path(f"{top}.py"))
-    if any(path.exists() for path in here):
+    if any(os.path.exists(file) for file in (top, f"{top}.py")):
         raise ConfigurationError(
             f"{key}: module '{top}' is in the working directory {os.getcwd()}, which is not sent "
             "to another machine; put the code beside the recipe as FILE.py:FUNCTION, or install it "
@@ -151,13 +154,3 @@ def _with_neighbours(path: Path) -> list[Path]:
     if path.is_dir():
         return sorted(file for file in path.rglob("*") if file.is_file())
     return sorted(path.parent.glob("*.py")) if path.suffix == ".py" else [path]
-
-
-def _inside(file: Path, folder: Path, recipe: Path) -> Path:
-    try:
-        return file.resolve().relative_to(folder)
-    except ValueError:
-        raise ConfigurationError(
-            f"{file}, which recipe {recipe} names, is outside the recipe's folder {folder} and is "
-            "not sent to another machine; move it into this folder and name it by its relative path"
-        ) from None

@@ -21,17 +21,11 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import ray
-from ray.exceptions import (
-    NodeDiedError,
-    ObjectLostError,
-    RayActorError,
-    RayError,
-    RayTaskError,
-    WorkerCrashedError,
-)
+from ray import exceptions
+from ray.exceptions import RayError
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.directory import RunDirectory
@@ -40,7 +34,10 @@ from trl_ablate.study.engines import SECONDS_TO_END, THREAD_VARIABLES, Job, Proc
 from trl_ablate.study.engines.shipping import Bundle, beside, copy_code, pack, short, working
 from trl_ablate.study.planned import Plan
 
-LOST = (NodeDiedError, WorkerCrashedError, RayActorError, ObjectLostError, RayTaskError)
+LOST = (
+    *(exceptions.NodeDiedError, exceptions.WorkerCrashedError, exceptions.RayActorError),
+    *(exceptions.ObjectLostError, exceptions.RayTaskError),
+)
 """Errors of a node. A training has no others: it is a process of its own, with an exit code."""
 LOSSES = 5
 """How often a run may lose its node before it counts as failed."""
@@ -111,11 +108,8 @@ make = RayEngine
 
 class RayProcess(Process):
     """A worker, and a thread that takes what it sends. The runner may wait for a head that is lost;
-    what workers finish meanwhile still arrives.
-
-    Args:
-        hire: returns the worker of the run: the one that an earlier runner left, or a new one.
-    """
+    what workers finish meanwhile still arrives. `hire` returns the worker of the run: the one that
+    an earlier runner left, or a new one."""
 
     def __init__(self, hire: Callable[[], Any], job: Job):
         self._hire, self._results = hire, Results(job)
@@ -249,34 +243,26 @@ class Worker:
 
     def follow(self) -> Iterator[Piece]:
         """Everything that the run has written and writes; its exit code when that is complete."""
-        files = {"log": self._log, "metrics": self._directory.metrics_file}
-        sent = dict.fromkeys(files, 0)
-
-        def added() -> Iterator[Piece]:
-            """What the training has appended to these files."""
-            for kind, path in files.items():
+        growing = {"log": self._log, "metrics": self._directory.metrics_file}
+        sent, complete = dict.fromkeys(growing, 0), False
+        while not complete:
+            complete = self._complete.wait(PIECE_SECONDS)
+            for kind, path in growing.items():
                 data = path.read_bytes()[sent[kind] :] if path.exists() else b""
                 sent[kind] += len(data)
                 if data:
                     yield kind, data
-
-        while not self._complete.wait(PIECE_SECONDS):
-            yield from added()
-        yield from added()
         with tempfile.TemporaryFile() as archive:
-            self._pack(archive)
+            with tarfile.open(fileobj=archive, mode="w") as tar:
+                for path in sorted(self._directory.path.rglob("*")):
+                    name = path.relative_to(self._directory.path)
+                    wanted = self._checkpoints or not name.parts[0].startswith("checkpoint")
+                    if path.is_file() and wanted:
+                        tar.add(path, str(name))
             archive.seek(0)
             while data := archive.read(PIECE_BYTES):
                 yield "archive", data
         yield self._process.wait()
-
-    def _pack(self, archive: IO[bytes]) -> None:
-        with tarfile.open(fileobj=archive, mode="w") as tar:
-            for path in sorted(self._directory.path.rglob("*")):
-                name = path.relative_to(self._directory.path)
-                wanted = self._checkpoints or not name.parts[0].startswith("checkpoint")
-                if path.is_file() and wanted:
-                    tar.add(path, str(name))
 
     def ask_to_end(self) -> None:
         self._process.ask_to_end()

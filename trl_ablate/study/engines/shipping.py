@@ -18,6 +18,7 @@ import sys
 import time
 import uuid
 from abc import ABC, abstractmethod
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,16 +59,14 @@ DIES_WITH_ITS_PARENT = (
 
 @dataclass(frozen=True)
 class Bundle:
-    """A run that can be sent."""
+    """A run that can be sent: `program` and `words` are the arguments for the Python there, `git`
+    the state of the code, which is not a checkout there."""
 
     name: str
     words: tuple[str, ...]
-    """Arguments of the training; files of the bundle have their names in it."""
     files: Mapping[str, bytes]
     git: Mapping[str, str] | None
-    """The git state of the code, which is not a checkout on the other machine."""
     program: tuple[str, ...]
-    """Arguments for the Python there."""
 
 
 def copy_code(folder: Path) -> None:
@@ -88,9 +87,8 @@ def pack(job: Job) -> Bundle:
         files[sent] = profile.read_bytes()
         words[words.index("--profile") + 1] = sent
     masker = Masker(known_secrets([], words, None))
-    texts = {name: content for name, content in files.items() if Path(name).suffix in TEXTS}
-    for name, content in {**texts, "the command line": "\n".join(rest).encode()}.items():
-        if not masker.is_clean(content):
+    for name, content in {**files, "the command line": "\n".join(rest).encode()}.items():
+        if name.endswith((*TEXTS, "the command line")) and not masker.is_clean(content):
             raise ConfigurationError(
                 f"{name} holds a secret, and would be sent to another machine; remove it, and give "
                 "it to that machine as an environment variable"
@@ -150,17 +148,13 @@ def requirements(extra: str) -> list[str]:
 
 
 class DetachedEngine(ABC):
-    """A service, with a call for each run of a plan; it decides how many run at once.
-
-    Args:
-        checkpoints: whether to fetch checkpoints, too; else they stay in the results.
-    """
+    """A service, with a call for each run of a plan; it decides how many run at once."""
 
     name: str
     in_place = False
 
-    def __init__(self, plan: Plan, *, checkpoints: bool = False):
-        self.slots, self.checkpoints = len(plan.runs()), checkpoints
+    def __init__(self, options: Namespace, plan: Plan):
+        self.slots, self.checkpoints = len(plan.runs()), options.keep_checkpoints
 
     @abstractmethod
     def spawn(self, bundle: Bundle, folder: str) -> str:

@@ -12,7 +12,6 @@ is preempted or cancelled, in the seconds that the cluster allows.
 
 import shlex
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from jinja2 import StrictUndefined, Template
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.runs import StudyRuns
-from trl_ablate.study.store import RunStore
 
 SECONDS_AHEAD = 300
 """Seconds before the time limit; enough for an optimizer step and a checkpoint."""
@@ -31,11 +29,6 @@ SCRIPT = Template(
 )  # fmt: skip
 
 
-def study_command(study: Path, store: RunStore, *options: str) -> list[str]:
-    words = [sys.executable, "-m", "trl_ablate", "study", "run", str(study.resolve()), "--runs"]
-    return [*words, str(store.path.resolve()), *options]
-
-
 def array_job(
     study: StudyRuns,
     chosen: Sequence[str],
@@ -44,10 +37,9 @@ def array_job(
     cpus: int = 1,
     at_once: int | None = None,
 ) -> str:
-    """The batch script.
+    """The batch script: one of the `chosen` ids of runs for each index of the array.
 
     Args:
-        chosen: ids of runs, in the order of the array's indices.
         command: the command of a task, without `--only RUN`.
         cpus: the number for each run.
         at_once: how many tasks may run at the same time; None: Slurm decides.

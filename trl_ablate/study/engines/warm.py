@@ -10,15 +10,14 @@ allocator, which supports forks. It ends when the process that started it ends.
 `__main__` into every run, starts one more process that tracks resources, and exists once per
 program, so that two engines could not have two environments.
 
-A request goes over the server's socket. The answers come over a socket of the new process alone:
-its process id with a descriptor of it, and its exit code when it has ended.
+For each request the server forks a waiter, which forks the run and answers over a socket of this
+run: its process id, and its exit code when it has ended.
 """
 
 import gc
 import importlib
 import os
 import pickle
-import select
 import signal
 import socket
 import subprocess
@@ -28,19 +27,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-IMPORTS_OF_A_TRAINING = (
-    "trl_ablate.cli.train",
-    "trl_ablate.training.lifecycle",
-)
+IMPORTS_OF_A_TRAINING = ("trl_ablate.cli.train", "trl_ablate.training.lifecycle")
 SUPPORTED = sys.platform == "linux"
 """Elsewhere a process that has imported torch cannot be forked safely."""
 
 LOST = 255
-"""The exit code of a process whose server was killed, as the real one is unknown."""
+"""The exit code of a process whose waiter was killed, as the real one is unknown."""
 
-GONE = "the fork server that starts the runs was killed"
-MESSAGE_BYTES = 2**17
-MOST_DESCRIPTORS = 8
+NOBODY_THERE = (BrokenPipeError, ConnectionResetError)
+MESSAGE_BYTES, MOST_DESCRIPTORS = 2**17, 8
 
 
 class ForkServer:
@@ -57,13 +52,9 @@ class ForkServer:
         with theirs:
             self._server = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(theirs.fileno()), *modules],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                env=environment, pass_fds=(theirs.fileno(),), start_new_session=True,
+            )  # fmt: skip
         self.pid = self._server.pid
         self.close = weakref.finalize(self, _close, self._socket, self._server)
 
@@ -83,16 +74,12 @@ class ForkServer:
         """
         request = pickle.dumps((target, arguments, os.getcwd()))
         answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            try:
-                sent = [theirs.fileno(), stdout, stderr, *keep]
-                socket.send_fds(self._socket, [request], sent)
-            except (BrokenPipeError, ConnectionResetError):
-                raise ConnectionError(GONE) from None
-        pid, descriptors, *_ = socket.recv_fds(answers, MESSAGE_BYTES, 1)
+        with theirs, suppress(*NOBODY_THERE):
+            socket.send_fds(self._socket, [request], [theirs.fileno(), stdout, stderr, *keep])
+        pid = answers.recv(MESSAGE_BYTES)
         if not pid:
-            raise ConnectionError(GONE)
-        return WarmProcess(int(pid), descriptors[0], answers)
+            raise ConnectionError("the fork server that starts the runs was killed")
+        return WarmProcess(int(pid), answers)
 
     def has_ended(self) -> bool:
         """Whether the server was killed."""
@@ -102,31 +89,27 @@ class ForkServer:
 class WarmProcess:
     """A forked process, with the methods of `subprocess.Popen` that a runner needs."""
 
-    def __init__(self, pid: int, descriptor: int, answers: socket.socket):
-        self.pid, self._code = pid, None
-        self._descriptor, self._answers = descriptor, answers
-        os.set_inheritable(descriptor, False)
-        weakref.finalize(self, os.close, descriptor)
+    def __init__(self, pid: int, answers: socket.socket):
+        self.pid, self._answers, self._code = pid, answers, None
 
     def poll(self) -> int | None:
         """The exit code (minus the signal that killed it), or None while it runs."""
-        try:
+        with suppress(subprocess.TimeoutExpired):
             return self.wait(0)
-        except subprocess.TimeoutExpired:
-            return None
 
     def wait(self, timeout: float | None = None) -> int:
         if self._code is None:
-            ended = select.poll()
-            ended.register(self._descriptor, select.POLLIN)
-            if not ended.poll(None if timeout is None else 1000 * timeout):
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
-            self._code = int(self._answers.recv(MESSAGE_BYTES) or LOST)
+            self._answers.settimeout(timeout)
+            try:
+                self._code = int(self._answers.recv(MESSAGE_BYTES) or LOST)
+            except (TimeoutError, BlockingIOError):
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0) from None
         return self._code
 
     def send_signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._descriptor, number)
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
 
 def _close(connection: socket.socket, server: subprocess.Popen) -> None:
@@ -144,47 +127,39 @@ def serve(connection: socket.socket, modules: Sequence[str]) -> Callable[[], int
             importlib.import_module(module)
     gc.collect()
     gc.freeze()  # else garbage collection in a run would copy every page shared with the server
-    running: dict[int, tuple[int, socket.socket]] = {}
-    """By the descriptor of a process, readable once it has ended: its id, and where to answer."""
-    events = select.poll()
-    events.register(connection, select.POLLIN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # how a waiter ended is of no use
     while True:
-        for descriptor, _ in events.poll():
-            if descriptor != connection.fileno():
-                events.unregister(descriptor)
-                pid, answers = running.pop(descriptor)
-                _answer(answers, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-                answers.close()
-                os.close(descriptor)
-                continue
-            request, received, *_ = socket.recv_fds(connection, MESSAGE_BYTES, MOST_DESCRIPTORS)
-            if not request:
-                os._exit(0)
-            answers = socket.socket(fileno=received[0])
-            pid = os.fork()
-            if pid == 0:
-                for one in (connection, answers, *(other for _, other in running.values())):
-                    one.close()
-                for one in running:
-                    os.close(one)
-                return _become(request, received[1:])
-            for one in received[1:]:
-                os.close(one)
-            started = os.pidfd_open(pid)
-            running[started] = pid, answers
-            events.register(started, select.POLLIN)
-            _answer(answers, pid, started)
+        request, descriptors, *_ = socket.recv_fds(connection, MESSAGE_BYTES, MOST_DESCRIPTORS)
+        if not request:
+            os._exit(0)
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            connection.close()
+            answers, *kept = descriptors
+            _fork_and_wait(answers, kept)
+            return _become(request, kept[:2])
+        for one in descriptors:
+            os.close(one)
 
 
-def _answer(answers: socket.socket, number: int, *descriptors: int) -> None:
-    with suppress(BrokenPipeError, ConnectionResetError):  # nobody waits for it
-        socket.send_fds(answers, [str(number).encode()], descriptors)
+def _fork_and_wait(answers: int, kept: Sequence[int]) -> None:
+    """Returns in the new process alone. `answers` stays open in it, too: if the waiter is killed,
+    the runner learns when it ends."""
+    pid = os.fork()
+    if pid == 0:
+        return
+    for one in kept:  # of which some are locks
+        os.close(one)
+    with suppress(*NOBODY_THERE):
+        os.write(answers, str(pid).encode())
+        os.write(answers, str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+    os._exit(0)
 
 
 def _become(request: bytes, outputs: Sequence[int]) -> Callable[[], int | None]:
     """Make the forked process like a new interpreter; returns the function to call."""
     os.setsid()
-    for number, descriptor in enumerate(outputs[:2], start=1):
+    for number, descriptor in enumerate(outputs, start=1):
         os.dup2(descriptor, number)
         os.close(descriptor)
     if "numpy" in sys.modules:
