@@ -12,7 +12,7 @@ from pathlib import Path
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.directory import MARK, RunDirectory
 from trl_ablate.study.expected_hours import probe_name
-from trl_ablate.study.planned import Plan, plan_file
+from trl_ablate.study.planned import plan_file
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore, bytes_in
 
@@ -33,18 +33,18 @@ def find_rubbish(
     With `checkpoints`, also numbered checkpoints of finished runs; with `results`, also finished
     runs. Files of the user in the folder of a run stay."""
     store, found = runs.store, []
-    shared = _named_elsewhere(runs.plan, store)
+    shared = _named_elsewhere(runs)
     for run in runs.plan.runs().values():
-        state = runs.states[run.id]
+        state, directory = runs.states[run.id], store.directory(run.id)
         paths = [store.directory(probe_name(run)).path]
         leftover = state.status in ("interrupted", "failed", "to do")
         if (leftover or (results and state.done)) and run.id not in shared:
-            paths += [*written_by(store.directory(run.id)), store.log(run.id)]
+            paths += [*written_by(directory), store.log(run.id)]
         elif checkpoints and state.done:
-            paths += sorted(store.directory(run.id).checkpoints())
-        paths = [path for path in paths if path.exists()]
+            paths += sorted(directory.checkpoints())
+        paths = tuple(filter(Path.exists, paths))
         if paths and state.status != "running":
-            found.append(Rubbish(run.id, tuple(paths), sum(map(bytes_in, paths))))
+            found.append(Rubbish(run.id, paths, sum(map(bytes_in, paths))))
     return found
 
 
@@ -62,20 +62,18 @@ def remove(rubbish: Rubbish, store: RunStore) -> bool:
     return True
 
 
-def _named_elsewhere(plan: Plan, store: RunStore) -> set[str]:
+def _named_elsewhere(runs: StudyRuns) -> set[str]:
     """Ids of the runs in the saved plans of all other studies."""
-    named: set[str] = set()
-    own = plan_file(store.plans, plan.study, plan.path)
-    for file in store.plans.glob("*.json"):
-        if file != own:
-            try:
-                arms = json.loads(file.read_bytes())["arms"]
-                named |= {run["id"] for arm in arms for run in arm["runs"]}
-            except (ValueError, TypeError, KeyError, RecursionError) as error:
-                raise ConfigurationError(
-                    f"{file} cannot be read, so that the runs it shares with {plan.study} are not "
-                    f"known; make it anew with `trl-ablate study plan {file.stem}`, or remove it"
-                ) from error
+    named, plan, folder = set[str](), runs.plan, runs.store.plans
+    for file in {*folder.glob("*.json")} - {plan_file(folder, plan.study, plan.path)}:
+        try:
+            arms = json.loads(file.read_bytes())["arms"]
+            named |= {run["id"] for arm in arms for run in arm["runs"]}
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise ConfigurationError(
+                f"{file} cannot be read, so that the runs it shares with {plan.study} are not "
+                f"known; make it anew with `trl-ablate study plan {file.stem}`, or remove it"
+            ) from error
     return named
 
 

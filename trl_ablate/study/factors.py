@@ -62,8 +62,12 @@ def read_design(factors: Mapping[str, list[Any]], fraction: str, what: str) -> D
                 f"{what}: factor '{name}' has the levels {levels}; give at least two, and each once"
             )
     words = _words(factors, fraction, what)
-    every = (dict(zip(factors, levels, strict=True)) for levels in product(*factors.values()))
-    cells = [cell for cell in every if in_fraction(_codes(factors, cell), words)]
+    cells = []
+    for places in product(*map(range, map(len, factors.values()))):
+        codes = {name: 1 if place else -1 for name, place in zip(factors, places, strict=True)}
+        if in_fraction(codes, words):
+            chosen = zip(factors.items(), places, strict=True)
+            cells.append({name: levels[place] for (name, levels), place in chosen})
     if len(cells) > MAX_CELLS:
         raise ConfigurationError(
             f"{what}: the factors have {len(cells)} cells; the limit is {MAX_CELLS}; use fewer "
@@ -87,13 +91,14 @@ def without(design: Design, excluded: Mapping[str, str], what: str) -> Design:
             f"{what}: the first level of every factor, the reference, is refused: "
             f"{excluded[reference]}"
         )
-    for factor, levels in design.factors.items():
+    of_cells = {name: [f"{factor} {level_text(level)}" for factor, level in cell.items()]
+                for name, cell in design.cells.items()}  # fmt: skip
+    seen = {level for name in left for level in of_cells[name]}
+    for name, levels in of_cells.items():
         for level in levels:
-            cells = [name for name, cell in design.cells.items() if _same(cell[factor], level)]
-            if not left.keys() & cells:
+            if level not in seen:
                 raise ConfigurationError(
-                    f"{what}: {factor} {level_text(level)} is refused in every cell: "
-                    f"{excluded[cells[0]]}"
+                    f"{what}: {level} is refused in every cell: {excluded[name]}"
                 )
     return replace(design, cells=left, excluded=dict(excluded))
 
@@ -109,18 +114,19 @@ def safe_name(parts: Sequence[str], identity: Any) -> str:
     clear = safe == plain and not any(SEPARATOR in part for part in parts)
     if clear and len(safe) <= MAX_LETTERS:
         return safe
-    digest = hashlib.sha256(_key(identity).encode()).hexdigest()[:6]
-    return f"{safe[: MAX_LETTERS - 7]}-{digest}"
+    whole = json.dumps(identity, sort_keys=True)
+    return f"{safe[: MAX_LETTERS - 7]}-{hashlib.sha256(whole.encode()).hexdigest()[:6]}"
 
 
 def level_text(level: Any) -> str:
-    """A level as it stands in names, tables and sentences."""
+    """A level as it stands in names, tables and sentences; other levels of a factor differ in it,
+    also `1` and `true`, which Python calls equal."""
     if isinstance(level, float):
         return f"{level:g}"
     return level if isinstance(level, str) else json.dumps(level)
 
 
-def product_text(names: Sequence[str]) -> str:
+def product_text(names: Iterable[str]) -> str:
     return " × ".join(names)
 
 
@@ -128,14 +134,14 @@ def alias_lines(design: Design) -> list[str]:
     """What the fraction cannot separate, a line for each main effect and two-way interaction; of
     several aliases, those of up to three factors and otherwise the shortest."""
     words = [frozenset(word) for word in design.words]
-    names = list(design.factors)
-    effects = [frozenset(e) for size in (1, 2) for e in combinations(names, size)]
+    effects = [frozenset(e) for size in (1, 2) for e in combinations(design.factors, size)]
     lines, mentioned = [], set()
     for effect in effects if words else []:
         aliases = aliases_of(effect, words)
         shown = [alias for alias in aliases if len(alias) <= 3] or aliases[:1]
         if effect not in mentioned:
-            lines.append(" = ".join(_ordered(each, names) for each in (effect, *shown)))
+            each = ((name for name in design.factors if name in one) for one in (effect, *shown))
+            lines.append(" = ".join(map(product_text, each)))
         mentioned |= {effect, *(alias for alias in aliases if len(alias) <= 2)}
     return lines
 
@@ -168,37 +174,27 @@ def _words(factors: Mapping[str, list[Any]], fraction: str, what: str) -> tuple[
     return words
 
 
-def _codes(factors: Mapping[str, list[Any]], cell: Mapping[str, Any]) -> dict[str, int]:
-    return {name: -1 if _same(cell[name], levels[0]) else 1 for name, levels in factors.items()}
-
-
-def _ordered(effect: Word, names: Sequence[str]) -> str:
-    return product_text([name for name in names if name in effect])
-
-
-def _same(level: Any, other: Any) -> bool:
-    return _key(level) == _key(other)
-
-
-def _key(value: Any) -> str:
-    """Equal for equal settings only: `1` and `true` are equal in Python."""
-    return json.dumps(value, sort_keys=True)
-
-
 def defining_words(names: Sequence[str], halvings: int) -> tuple[Word, ...]:
     """The words of the fraction 1 / 2^halvings with the fewest short words (minimum aberration),
     shortest first. The last `halvings` factors follow from products of the others."""
-    basic, derived = names[: len(names) - halvings], names[len(names) - halvings :]
-    products = [
-        frozenset(chosen)
-        for size in range(len(basic), 0, -1)
-        for chosen in combinations(basic, size)
-    ]
-    relations = (
-        _all_products([product | {name} for product, name in zip(chosen, derived, strict=True)])
-        for chosen in combinations(products, halvings)
-    )
-    best = min(relations, key=lambda words: _aberration(words, len(names)), default=())
+    basic, derived = names[:-halvings], names[-halvings:]
+    sizes = range(len(basic), 0, -1)
+    products = [frozenset(chosen) for size in sizes for chosen in combinations(basic, size)]
+
+    def relation(chosen: Iterable[Word]) -> list[Word]:
+        """The products of all generators."""
+        words: list[Word] = []
+        for generator in (word | {name} for word, name in zip(chosen, derived, strict=True)):
+            words += [generator, *(generator ^ word for word in words)]
+        return words
+
+    def aberration(words: Iterable[Word]) -> list[int]:
+        """The number of words of each length, from 1 on."""
+        lengths = [len(word) for word in words]
+        return [lengths.count(length) for length in range(1, len(names) + 1)]
+
+    relations = map(relation, combinations(products, halvings))
+    best = min(relations, key=aberration, default=[])
     return tuple(sorted(best, key=lambda word: (len(word), [name not in word for name in names])))
 
 
@@ -210,16 +206,3 @@ def in_fraction(codes: Mapping[str, int], words: Iterable[Word]) -> bool:
 def aliases_of(effect: Word, words: Iterable[Word]) -> list[Word]:
     """The effects that the fraction cannot separate from this one, shortest first."""
     return sorted((effect ^ word for word in words), key=lambda alias: (len(alias), sorted(alias)))
-
-
-def _all_products(generators: Sequence[Word]) -> tuple[Word, ...]:
-    found: list[Word] = []
-    for generator in generators:
-        found += [generator, *(generator ^ word for word in found)]
-    return tuple(found)
-
-
-def _aberration(words: Iterable[Word], longest: int) -> list[int]:
-    """The number of words of each length, from 1 on."""
-    lengths = [len(word) for word in words]
-    return [lengths.count(length) for length in range(1, longest + 1)]

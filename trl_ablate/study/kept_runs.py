@@ -70,14 +70,13 @@ def keep(study: StudyRuns, file: Path) -> int:
     with all metrics (`_rows_of`)."""
     from pyarrow import parquet
 
-    plan, wanted = study.plan, study.plan.runs()
-    runs = {run_id: run for run_id, run in kept(file).items() if run_id in wanted}
-    runs |= {run_id: _of_run(study.store, run_id, plan.primary_metric) for run_id in study.done}
+    plan, former = study.plan, study.plan.runs().keys() - study.done
+    runs = {run_id: run for run_id, run in kept(file).items() if run_id in former}
     for arm in plan.arms:
-        for position, run_id in enumerate(run.id for run in arm.runs):
-            if run_id in runs:
-                rows = _rows_of(plan, position - plan.trials, runs[run_id].rows)
-                runs[run_id] = replace(runs[run_id], rows=rows)
+        for position, run_id in enumerate((run.id for run in arm.runs), start=-plan.trials):
+            if run_id in runs or run_id in study.done:
+                found = runs.get(run_id) or _of_run(study.store, run_id)
+                runs[run_id] = replace(found, rows=_rows_of(plan, position, found.rows))
     table, part = _once(_table(runs)), part_of(file)
     fine = [f.name for f in table.schema if f.type == "float" and not _digits(f.name)]
     others = list(set(table.column_names) - set(fine))
@@ -101,14 +100,9 @@ def kept(file: Path) -> dict[str, Kept]:
             table = table.append_column(name, table[first])
         for row in table.to_pylist():
             run_id, settings, record = (row.pop(name) for name in TEXTS)
-            if run_id not in runs:
-                runs[run_id] = Kept(settings, record, [])
-            logged = {
-                name: _as_logged(value) if isinstance(value, float) else value
-                for name, value in row.items()
-                if value is not None
-            }
-            runs[run_id].rows.extend([logged] if logged else [])
+            run = runs.setdefault(run_id, Kept(settings, record, []))
+            logged = {name: _as_logged(value) for name, value in row.items() if value is not None}
+            run.rows.extend([logged] if logged else [])
     except (arrow.ArrowException, OSError, KeyError) as error:
         raise ConfigurationError(f"{file} is damaged ({error}); take it from git again") from error
     return runs
@@ -131,23 +125,19 @@ def restore(
             if any(run.path.glob("checkpoint*")) or written_by(run) != [run.path]:
                 say(f"{run.path} has checkpoints or files of yours: not restored; remove it first")
                 continue
-            _put(runs[run_id], run)
+            part = RunDirectory(part_of(run.path))
+            part.path.mkdir(parents=True, exist_ok=True)
+            part.config_file.write_text(runs[run_id].settings, encoding="utf-8")
+            part.run_file.write_text(runs[run_id].record, encoding="utf-8")
+            write_jsonl(part.metrics_file, runs[run_id].rows)
+            replace_folder(run.path)
             restored.append(run_id)
         finally:
             lock.release()
     return restored
 
 
-def _put(kept: Kept, run: RunDirectory) -> None:
-    part = RunDirectory(part_of(run.path))
-    part.path.mkdir(parents=True, exist_ok=True)
-    part.config_file.write_text(kept.settings, encoding="utf-8")
-    part.run_file.write_text(kept.record, encoding="utf-8")
-    write_jsonl(part.metrics_file, kept.rows)
-    replace_folder(run.path)
-
-
-def _of_run(store: RunStore, run_id: str, metric: str) -> Kept:
+def _of_run(store: RunStore, run_id: str) -> Kept:
     """What is kept of a run; the folder of the runs is named `runs` in it."""
     run = store.directory(run_id)
     record = {key: value for key, value in run.read().items() if key not in OF_THE_MACHINE}
@@ -155,16 +145,7 @@ def _of_run(store: RunStore, run_id: str, metric: str) -> Kept:
     settings, text = (
         json.dumps(each).replace(here, "runs") for each in (read_object(run.config_file), record)
     )
-    own = {metric, stderr_of(metric)}
-    rows = [
-        {
-            name: value
-            for name, value in row.items()
-            if value is not None and (name in own or READ.fullmatch(name))
-        }
-        for row in run.metrics()
-    ]
-    return Kept(settings, text, rows)
+    return Kept(settings, text, list(run.metrics()))
 
 
 def _rows_of(plan: Plan, position: int, rows: list[dict[str, float]]) -> list[dict[str, float]]:
@@ -175,16 +156,19 @@ def _rows_of(plan: Plan, position: int, rows: list[dict[str, float]]) -> list[di
     dropped = ("style/", "advantages/weight/", "eval_reward/") * (position != 0)
     dropped += ("grad_norm",) * beyond
     own = (plan.primary_metric, stderr_of(plan.primary_metric))
+
+    def is_kept(name: str, value: float | None) -> bool:
+        read = READ.fullmatch(name) and not name.startswith(dropped)
+        return value is not None and (name in own or bool(read))
+
+    def coarse(name: str, value: float) -> float:
+        digits = "" if name in own else _digits(name)
+        return float(format(value, digits)) if digits else value
+
     return [
-        {
-            name: float(format(value, _digits(name)))
-            if _digits(name) and name not in own
-            else value
-            for name, value in row.items()
-            if name in own or not name.startswith(dropped)
-        }
+        {name: coarse(name, value) for name, value in row.items() if is_kept(name, value)}
         for row in rows
-        if position >= 0 or plan.primary_metric in row
+        if position >= 0 or row.get(plan.primary_metric) is not None
     ]
 
 

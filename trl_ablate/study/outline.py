@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import mean
-from typing import NamedTuple
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -32,10 +31,8 @@ def show_plan(
             f"best case, all comparisons decided with {looks[0]} seeds: ": estimate(runs, looks[0]),
             f"worst case, comparisons undecided until {looks[-1]} seeds: ": cases[""],
         }
-    lines = (
-        Text(f"{case}{_what_it_takes(expected, runs.plan, slots, price_per_hour)}")
-        for case, expected in cases.items()
-    )
+    lines = (Text(case + _what_it_takes(expected, runs.plan, slots, price_per_hour))
+             for case, expected in cases.items())  # fmt: skip
     for part in (*_parts(runs), *lines):
         console.print(part, soft_wrap=not console.is_terminal)
 
@@ -189,37 +186,42 @@ MARKS = {
 LEGEND = "✓ finished  ■ stopped by a rule  ✗ failed  ▶ running  … interrupted  · to do"
 
 
-class Cell(NamedTuple):
-    """What is seen of a run."""
-
-    mark: Text
-    step: str = ""
-    """While it goes on."""
-    value: float | None = None
-    """The last one of the primary metric."""
-
-
 def grid(runs: StudyRuns) -> FirstThatFits:
     """The state of every run, its step while it runs, and the last value of the primary metric;
     where that has no room, the states alone, and the mean of the last values.
 
     Runs that the outcomes so far do not ask for, as another value was chosen, have no cell.
     """
-    plan = runs.plan
+    plan, needed = runs.plan, {run.id for run in runs.needed}
     seeds = [
         "/".join(map(str, sorted({arm.runs[n].seed for arm in plan.arms if n < len(arm.runs)})))
         for n in range(max(len(arm.runs) for arm in plan.arms))
     ]
     alone = _table(plan, [f"seed {n}" for n in seeds])
     together = _table(plan, [f"seeds {seeds[0]} to {seeds[-1]}", "mean"])
-    ids = {run.id for run in runs.needed}
     for arm in plan.arms:
-        cells = [_cell(arm, run, runs) if run.id in ids else Cell(Text(" ")) for run in arm.runs]
-        alone.add_row(arm.name, *map(_alone, cells))
-        values = [cell.value for cell in cells if cell.value is not None]
-        marks = Text().join(cell.mark for cell in cells)
+        marks, cells, values = Text(), [], []
+        for run in arm.runs:
+            mark, words, value = Text(" "), [], None
+            if run.id in needed:
+                mark = Text(*MARKS[runs.states[run.id].status])
+                words, value = _progress(arm, run, runs)
+            marks.append_text(mark)
+            cells.append(Text(" ").join([mark, *map(Text, words)]))
+            values += [] if value is None else [value]
+        alone.add_row(arm.name, *cells)
         together.add_row(arm.name, marks, f"{mean(values):.3f}" if values else "")
     return FirstThatFits(alone, together)
+
+
+def _progress(arm: PlannedArm, run: PlannedRun, runs: StudyRuns) -> tuple[list[str], float | None]:
+    """In words, the step while a run goes on and its last value; and this value."""
+    status, metric = runs.states[run.id].status, runs.plan.primary_metric
+    rows = list(runs.store.directory(run.id).metrics()) if status != "to do" else []
+    goes_on = status in ("running", "interrupted") and rows
+    words = [f"{rows[-1]['grpo_step']:g}/{arm.grpo_steps}"] if goes_on else []
+    values = [row[metric] for row in rows if row.get(metric) is not None]
+    return (words + [f"{values[-1]:.3f}"], values[-1]) if values else (words, None)
 
 
 def _table(plan: Plan, columns: list[str]) -> Table:
@@ -229,20 +231,6 @@ def _table(plan: Plan, columns: list[str]) -> Table:
     for name in columns:
         table.add_column(name, no_wrap=not name.startswith("seeds"), overflow="fold")
     return table
-
-
-def _cell(arm: PlannedArm, run: PlannedRun, runs: StudyRuns) -> Cell:
-    status, metric = runs.states[run.id].status, runs.plan.primary_metric
-    rows = list(runs.store.directory(run.id).metrics()) if status != "to do" else []
-    goes_on = status in ("running", "interrupted") and rows
-    step = f"{rows[-1]['grpo_step']:g}/{arm.grpo_steps}" if goes_on else ""
-    values = [row[metric] for row in rows if row.get(metric) is not None]
-    return Cell(Text(*MARKS[status]), step, values[-1] if values else None)
-
-
-def _alone(cell: Cell) -> Text:
-    words = [cell.step, "" if cell.value is None else f"{cell.value:.3f}"]
-    return Text(" ").join([cell.mark, *(Text(word) for word in words if word)])
 
 
 @contextmanager

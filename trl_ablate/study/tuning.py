@@ -53,15 +53,9 @@ class Standing(NamedTuple):
 
 
 def make_tuning(
-    values_of: Mapping[str, Any],
-    *,
-    seeds: int,
-    by: Statistic,
-    halving: bool,
-    arms: Sequence[str],
-    used: Collection[int],
-    what: str,
-) -> Tuning:
+    values_of: Mapping[str, Any], *, seeds: int, by: Statistic, halving: bool, arms: Sequence[str],
+    used: Collection[int], what: str,
+) -> Tuning:  # fmt: skip
     """Check what a study tunes, and name the candidates.
 
     Args:
@@ -82,14 +76,9 @@ def make_tuning(
     if seeds < 1:
         raise ConfigurationError(f"{what}: tune has {seeds} seeds; give 1 or more")
     names = [safe_name([f"{key}_{level_text(value)}"], value) for value in values]
-    return Tuning(
-        key=key,
-        values=values,
-        seeds=list(islice((n for n in count(FIRST_TUNING_SEED) if n not in used), seeds)),
-        by=by,
-        halving=halving,
-        arms={arm: [f"{arm}{SEPARATOR}{name}" for name in names] for arm in arms},
-    )
+    free = (seed for seed in count(FIRST_TUNING_SEED) if seed not in used)
+    candidates = {arm: [f"{arm}{SEPARATOR}{name}" for name in names] for arm in arms}
+    return Tuning(key, values, list(islice(free, seeds)), by, halving, candidates)
 
 
 def standing(tuning: Tuning, scores: Mapping[Trial, float | None]) -> Standing:
@@ -98,18 +87,30 @@ def standing(tuning: Tuning, scores: Mapping[Trial, float | None]) -> Standing:
     Args:
         scores: the outcomes of the trials that have ended; None for one that ended without.
     """
+
+    def mean(value: int, last: int) -> float | None:
+        """Over the trials up to a seed. Later ones do not count: what was decided before them stays
+        decided."""
+        tried = [scores.get((value, seed)) for seed in range(last + 1)]
+        known = [score for score in tried if score is not None]
+        return math.fsum(known) / len(known) if known else None
+
+    def best_first(last: int) -> list[int]:
+        """Of equal values, the one that the study names first."""
+        return sorted(left, key=lambda value: math.inf if (m := mean(value, last)) is None else -m)
+
     left, trials = list(range(len(tuning.values))), []
     for seed in range(len(tuning.seeds)):
         if seed and tuning.halving:
             if not all(trial in scores for trial in trials):
                 return Standing(trials, None)
-            left = sorted(_best_first(left, scores, seed - 1)[: math.ceil(len(left) / 2)])
+            left = sorted(best_first(seed - 1)[: math.ceil(len(left) / 2)])
             if len(left) == 1:
                 break
         trials += [(value, seed) for value in left]
     last = len(tuning.seeds) - 1
-    best = _best_first(left, scores, last)[0]
-    known = all(trial in scores for trial in trials) and _mean(best, scores, last) is not None
+    best = best_first(last)[0]
+    known = all(trial in scores for trial in trials) and mean(best, last) is not None
     return Standing(trials, best if known else None)
 
 
@@ -117,19 +118,3 @@ def trials_per_arm(tuning: Tuning) -> int:
     """The number of trials, which does not depend on their outcomes."""
     every = product(range(len(tuning.values)), range(len(tuning.seeds)))
     return len(standing(tuning, dict.fromkeys(every, 0.0)).trials)
-
-
-def _best_first(
-    values: Sequence[int], scores: Mapping[Trial, float | None], last_seed: int
-) -> list[int]:
-    """By the mean over the trials up to a seed; of equal values, the one that the study names
-    first."""
-    means = {value: _mean(value, scores, last_seed) for value in values}
-    return sorted(values, key=lambda value: math.inf if (m := means[value]) is None else -m)
-
-
-def _mean(value: int, scores: Mapping[Trial, float | None], last_seed: int) -> float | None:
-    """Later trials do not count: what was decided before them stays decided."""
-    tried = [scores.get((value, seed)) for seed in range(last_seed + 1)]
-    known = [score for score in tried if score is not None]
-    return math.fsum(known) / len(known) if known else None

@@ -40,7 +40,7 @@ def npk() -> Fit:
         observations.append(
             Observation(dict(zip("NPK", map(int, codes), strict=True)), block, float(value))
         )
-    return Fit(observations, dict.fromkeys("NPK", 2))
+    return Fit(observations, dict.fromkeys("NPK", (0, 1)))
 
 
 def test_a_design_in_blocks_as_in_r():
@@ -73,7 +73,7 @@ def filtration(cells) -> Fit:
         for codes, value in zip(product((0, 1), repeat=4), FILTRATION, strict=True)
         if cells(sum(codes))
     ]
-    return Fit(observations, dict.fromkeys("ABCD", 2))
+    return Fit(observations, dict.fromkeys("ABCD", (0, 1)))
 
 
 def test_a_half_fraction_as_in_montgomery():
@@ -103,7 +103,7 @@ def test_three_levels_by_hand():
     fit = Fit(
         [Observation({"a": a, "b": b}, seed, mean + seed) for (a, b), mean in means.items()
          for seed in (0, 1)],
-        {"a": 2, "b": 3},
+        {"a": (0, 1), "b": (0, 1, 2)},
     )  # fmt: skip
     assert [effect.found.estimate for effect in fit.effects] == pytest.approx([4, 1, 8, 0, 6])
     assert fit.sigma == 0.0
@@ -131,7 +131,7 @@ def test_missing_runs_and_three_levels_as_in_statsmodels():
         codes, value = word.split("=")
         a, b, c, seed = map(int, codes)
         observations.append(Observation({"a": a, "b": b, "c": c}, seed, float(value)))
-    fit = Fit(observations, {"a": 2, "b": 3, "c": 2})
+    fit = Fit(observations, {"a": (0, 1), "b": (0, 1, 2), "c": (0, 1)})
     assert fit.degrees == 19 and fit.sigma == pytest.approx(0.042836809, abs=1e-9)
     expected = [  # a, b1, b2, c, a x b1, a x b2, a x c, b1 x c, b2 x c
         (0.068654787, 0.000533275), (0.071242678, 0.002855385), (0.152682729, 0.000000491),
@@ -152,7 +152,7 @@ def test_an_illegal_cell_leaves_an_interaction_that_is_named():
         for (a, b), mean in means.items()
         for seed in range(3)
     ]
-    a, b, both = Fit(observations, {"a": 2, "b": 2}).effects
+    a, b, both = Fit(observations, {"a": (0, 1), "b": (0, 1)}).effects
     assert (a.found.estimate, b.found.estimate) == pytest.approx((3.0, 1.0))
     assert both.found is None and both.verdict == "not estimable"
     assert both.aliases == (a.term, b.term)
@@ -164,7 +164,7 @@ def test_a_level_without_an_outcome_is_left_out():
         Observation({"a": a, "b": b}, seed, a + 2.0 * b + 0.1 * seed)
         for a, b, seed in product((0, 1), (0, 2), range(3))
     ]
-    factors = {"a": 2, "b": 3}
+    factors = {"a": (0, 1), "b": (0, 1, 2)}
     fit = Fit(observations, factors)
     assert fit.unseen == [("b", 1)]
     assert [effect.term for effect in fit.effects] == [
@@ -182,7 +182,7 @@ def test_a_model_that_does_not_fit_is_noticed():
         fit = Fit(
             [Observation(dict(zip("ABC", c, strict=True)), s, three_way * math.prod(c)
                          + rng.normal()) for c in cells for s in range(5)],
-            dict.fromkeys("ABC", 2),
+            dict.fromkeys("ABC", (0, 1)),
         )  # fmt: skip
         return fit.threes()["A", "B", "C"]
 

@@ -4,13 +4,12 @@ import base64
 import csv
 import html
 import io
-import json
 import math
 import re
 import statistics
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
@@ -27,7 +26,6 @@ from tests.support.synthetic_study import (
 from trl_ablate import ConfigurationError
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.json_files import append_jsonl, read_object
-from trl_ablate.study.planned import Plan
 from trl_ablate.study.report import pictures
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.costs import time
@@ -100,66 +98,170 @@ def test_runs_without_an_outcome_stay_and_have_no_value():
     assert analyse(runs, METRIC).decisive["b"].verdict == "too few seeds"
 
 
-def test_a_run_that_diverged_counts_as_a_collapse_that_ends_at_zero(tmp_path):
-    """Otherwise its last evaluation, before the weights became NaN, would be its result."""
-    plan, store = write_study(tmp_path, {"a": {"top": 0.8}, "b": {"top": 0.81}})
-    (run, *_) = plan.arms[1].runs
-    directory = store.directory(run.id)
-    directory.rewind(8)
-    directory.update(status="stopped", reason="the training diverged", diverged_at=9.0)
-    found = next(each for each in planned_runs(plan, store) if each.directory == directory.path)
-    summary = found.summary(METRIC)
-    assert found.counts and summary is not None
-    assert (summary.final, summary.collapsed_at, summary.best_step) == (0.0, 9.0, 8.0)
-    assert summary.auc < 0.5 * summary.best
-    directory.metrics_file.unlink()  # it diverged before its first evaluation
-    (found, *_) = planned_runs(plan, store)[3:]
-    summary = found.summary(METRIC)
-    assert summary is not None and (summary.final, summary.best) == (0.0, 0.0)
-
-
-def test_a_run_that_diverged_just_before_its_last_evaluation_ends_at_zero(tmp_path):
+@pytest.mark.parametrize(
+    ("evaluated", "diverged_at", "best", "final"),
+    [
+        ({0: 0.1, 4: 0.7, 8: 0.8}, 9.0, 0.8, 0.0),  # not 0.8, before the weights became NaN
+        ({0: 0.5, 10: 0.5, 20: 0.5}, 20.0, 0.5, 0.0),  # it was evaluated once more
+        ({0: -0.9, 1: -0.4}, 2.0, -0.4, -0.9),  # below 0 it ends lowest
+        ({}, 9.0, 0.0, 0.0),
+    ],
+)
+def test_a_run_that_diverged_has_collapsed(tmp_path, evaluated, diverged_at, best, final):
     plan, store = make_plan({"a": {}}, [0]), RunStore(tmp_path)
-    rows = ({"grpo_step": step, "seconds": step, METRIC: 0.5} for step in (0, 10, 20))
-    write_run(store, plan.arms[0].runs[0], {}, rows).update(diverged_at=20.0)
-    summary = planned_runs(plan, store)[0].summary(METRIC)
-    assert summary is not None
-    assert (summary.final, summary.last_third, summary.collapsed_at) == (0.0, 0.0, 20.0)
+    rows = [{"grpo_step": step, "seconds": step, METRIC: of} for step, of in evaluated.items()]
+    directory = write_run(store, plan.arms[0].runs[0], {}, iter(rows))
+    directory.update(status="stopped", reason="the training diverged", diverged_at=diverged_at)
+    if not evaluated:
+        directory.metrics_file.unlink()
+    (run,) = planned_runs(plan, store)
+    summary = run.summary(METRIC)
+    assert run.counts and summary is not None
+    found = (summary.best, summary.final, summary.last_third, summary.collapsed_at)
+    assert found == (best, final, pytest.approx(final), diverged_at)
 
 
-def test_below_zero_no_run_falls_behind_and_a_diverged_one_ends_lowest(tmp_path):
+def test_below_zero_no_run_falls_behind():
     runs = [flat_run("a", seed, [-0.9, final]) for seed, final in enumerate((-0.2, -0.2, -0.3))]
     assert analyse(runs, METRIC).arms[0].fell_behind == 0
-    plan, store = make_plan({"a": {}}, [0]), RunStore(tmp_path)
-    rows = ({"grpo_step": step, "seconds": step, METRIC: value}
-            for step, value in enumerate((-0.9, -0.4)))  # fmt: skip
-    write_run(store, plan.arms[0].runs[0], {}, rows).update(diverged_at=2.0)
-    summary = planned_runs(plan, store)[0].summary(METRIC)
-    assert summary is not None and (summary.final, summary.best) == (-0.9, -0.4)
 
 
 def reported(plan, store, folder: Path) -> tuple[str, str]:
     """The report as Markdown, without backslashes, and as a page."""
     report_study(plan, store, folder / "study.yaml", folder / "out")
-    text = (folder / "out" / "REPORT.md").read_text(encoding="utf-8").replace("\\", "")
-    return text, (folder / "out" / "report.html").read_text(encoding="utf-8")
+    return written(folder / "out")
 
 
-def test_an_arm_is_compared_with_its_match_where_it_has_one(tmp_path):
-    arms = {"grpo": {"top": 0.9}, "reused": {"top": 0.4}, "dapo": {"top": 0.8}}
-    plan, store = write_study(tmp_path / "runs", arms)
-    against = replace(plan, against={"dapo": "reused"}, notes=("One learning rate for all.",))
-    text = reported(against, store, tmp_path)[0]
+def written(out: Path) -> tuple[str, str]:
+    markdown, page = ((out / name).read_text("utf-8") for name in ("REPORT.md", "report.html"))
+    return markdown.replace("\\", ""), html.unescape(page)
+
+
+def table_of(file: Path) -> list[dict[str, str]]:
+    with file.open(encoding="utf-8", newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
+ARMS = {
+    "grpo": {"top": 0.8}, "reused": {"top": 0.4}, "dapo": {"top": 0.7}, "weak": {"top": 0.3},
+    "alike": {"top": 0.801}, "mixed": {"top": 0.82}, "flat": {"top": 0.81},
+    "broken": {"top": 0.83, "collapse": 6}, "ill": {"top": 0.5},
+}  # fmt: skip
+ONE_SEED = {("mixed", 0): {"collapse": 8}, ("flat", 1): {"top": 0.1}}
+EXPECT = {"weak": "better", "alike": "equal", "broken": "collapse", "grpo": "collapse"}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Of a study in which all happens that a report mentions: its folder, Markdown and page."""
+    folder = tmp_path_factory.mktemp("whole")
+    plan, store = make_plan(ARMS), RunStore(folder / "runs")
+    plan = replace(plan, against={"dapo": "reused"}, notes=["One rate for all."], expect=EXPECT)
+    for number, arm in enumerate(plan.arms[:-1]):
+        for run in arm.runs:
+            learned = ARMS[arm.name] | ONE_SEED.get((arm.name, run.seed), {})
+            rows = learning_rows(1000 * number + run.seed, **learned)
+            write_run(store, run, ARMS[arm.name], rows).update(profile="miniature")
+    failed, running, _ = plan.arms[-1].runs
+    write_run(store, failed, ARMS["ill"], iter(()), status="failed", reason="it | died")
+    write_run(store, running, ARMS["ill"], learning_rows(9, 0.5), status="running")
+    first, second, _ = (store.directory(run.id).path / "rollouts" for run in plan.arms[0].runs)
+    said = {"prompt": "a" * 400 + "b" * 400, "response": "c", "reward": 1.0}
+    for rollouts in (first, second):
+        rollouts.mkdir()
+        append_jsonl(rollouts / "step_000020.jsonl", said)
+    (first / "step_000020.jsonl").write_text("{\n")  # damaged: the second run's are shown
+    other = store.directory(plan.arms[3].runs[0].id)
+    other.update(profile="h100", git={"commit": "fedcba9876543210", "diff": "+1"})
+    return folder / "out", *reported(plan, store, folder)
+
+
+MISLEADING = "the interval assumes one bell-shaped population and is misleading here"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Does it work?", "0.13 M parameter model", "Yes. One seed each.", "One rate for all.",
+        "dapo is better than reused", "reused is worse than grpo", "ill: too few seeds",
+        "difference from grpo (or the arm after", "failed: it | died", "in all 250 settings",
+        "trl-ablate study run", "1.16.0", "3 of 27 runs have no outcome", "finished, all collapsed",
+        f"mixed: of 3 seeds 1 collapsed: {MISLEADING}",
+        f"flat: of 3 seeds 1 ended below half of the arm's median: {MISLEADING}",
+        "several profiles, which are different treatments (dtype, optimizer",
+        "grpo: 3 of miniature; reused: 3 of miniature; dapo: 3 of miniature; weak: 1 of h100, 2 of",
+        "0123456789 (25 runs), fedcba9876 with uncommitted changes (1 runs)",
+        "grpo, step 000020, highest reward: 1.0", "[response]\nc",
+        f"{'a' * 350}\n[... 100 characters ...]\n{'b' * 350}\n",
+    ],
+)  # fmt: skip
+def test_a_report_and_its_page_say(whole, words):
+    _, text, page = whole
+    assert words in text and words in page
+
+
+def test_parts_of_a_report_in_order(whole):
+    out, text, _ = whole
     order = ("Does it work?", "## Answer", "dapo is better", "(differences.png)", "(curves.png)",
              "## Arms, best first", "## Outcomes", "## What differs")  # fmt: skip
     assert [text.index(part) for part in order] == sorted(map(text.index, order))
-    for text in reported(against, store, tmp_path):
-        assert "dapo is better than reused" in text
-        assert "reused is worse than grpo" in text
-        assert "than grpo (−0.0" not in text and "dapo is worse" not in text
-        assert "One learning rate for all." in text
-        assert "difference from grpo (or the arm after" in text
-    assert "dapo is worse than grpo" in reported(plan, store, tmp_path)[0]
+    assert "than grpo (−0.0" not in text and "dapo is worse" not in text
+    assert text.count(MISLEADING) == 2  # in `broken` all collapse: that is one population
+    marked = re.findall(r"^\| (\w+) \|.*†", text, re.MULTILINE)
+    assert sorted(marked) == ["flat", "flat", "mixed", "mixed"]  # as arms, and as comparisons
+    for row in ("weak | better | worse | no", "alike | equal | not distinguishable | open",
+                "broken | collapse | collapse (3 of 3 runs) | yes",
+                "grpo | collapse | 0 of 3 runs collapsed | no"):  # fmt: skip
+        assert f"| {row} |" in text
+    assert {file.name for file in out.iterdir()} == {
+        "REPORT.md", "curves.png", "differences.png", "report.html", "report.json", "runs.csv",
+    }  # fmt: skip
+
+
+def test_what_a_report_says_only_where_it_holds(tmp_path):
+    plan, store = write_study(tmp_path / "runs", {name: ARMS[name] for name in ("grpo", "dapo")})
+    for run_id in plan.runs():
+        store.directory(run_id).update(profile="miniature")
+    text = reported(plan, store, tmp_path)[0]
+    assert "dapo is worse than grpo" in text
+    assert "several profiles" not in text and "Expected and found" not in text
+
+
+def test_the_same_numbers_in_all_files(whole):
+    """What report.json has, the Markdown and the page show, rounded; and nothing else differs
+    between the two."""
+    out, text, page = whole
+    record = read_object(out / "report.json")
+    for name in ("weak", "broken", "alike"):
+        found = record["arms"][name]
+        numbers = [f"{found[key]:+.3f}".replace("-", "−") for key in ("difference", "low", "high")]
+        shown = f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
+        joint = "from" if name == "alike" else "than"
+        assert f"{name} is {found['verdict']} {joint} grpo ({shown}" in text and shown in page
+        assert f"| {name} | {found['collapsed'][0]} of {found['collapsed'][1]} |" in text
+    for found in record["curves"].values():
+        assert f"| {found['A']:.3f} ±" in text and f">{found['A']:.3f} ±" in page
+    means = re.findall(r"^\| \w+ \| \d finished[^|]* \| ([\d.]+)", text, re.MULTILINE)
+    assert len(means) == 8 and means == sorted(means, reverse=True)
+    rows = table_of(out / "runs.csv")
+    assert {row["arm"] for row in rows if row["collapsed_at"]} == {"broken", "mixed"}
+    assert [row["status"] for row in rows[-3:]] == ["failed", "interrupted", "to do"]
+    assert len(rows) == 27 and rows[0]["last_step"] == "20"
+    page = re.sub(r"base64,[^\"]*|<style>.*?</style>", "", page, flags=re.DOTALL)
+    in_text, on_page = (re.findall(r"[+−]?\d+\.\d{3}", of.partition("What differs")[0])
+                        for of in (text, page))  # fmt: skip
+    assert in_text == on_page and len(in_text) > 40
+
+
+def test_the_page_needs_nothing_else(whole):
+    out, _, page = whole
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page)
+    assert "http" not in re.sub(r"base64,[^\"]*", "", page)
+    pictures = re.findall(r'base64,([^"]+)"', page)
+    assert len(pictures) == 2
+    for picture in pictures:
+        assert Image.open(io.BytesIO(base64.b64decode(picture))).width > 500
+    assert sum(path.stat().st_size for path in out.iterdir()) < 500_000
 
 
 @pytest.mark.parametrize(
@@ -176,83 +278,14 @@ def test_two_names_of_the_same_runs_are_no_comparison(tmp_path, judge, looks):
         for run in arm.runs:
             rows = learning_rows(100 * number + run.seed, arm.values["top"])
             write_run(store, run, arm.declared, rows)
-
-    def reported(plan: Plan) -> dict[str, Any]:
-        report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
-        return read_object(tmp_path / "out" / "report.json")["arms"]
-
-    without, found = reported(alone), reported(plan)
+    reported(alone, store, tmp_path)
+    without = read_object(tmp_path / "out" / "report.json")["arms"]
+    assert "b has the settings of a: same runs." in reported(plan, store, tmp_path)[0]
+    found = read_object(tmp_path / "out" / "report.json")["arms"]
     assert found["c"] == without["c"]  # the whole level
     assert (found["b"]["verdict"], found["b"]["pairs"]) == ("not estimable", 0)
     assert found["b"]["p_difference"] is found["b"]["p_equivalent"] is found["b"]["low"] is None
-    assert "b has the settings of a: same runs." in (tmp_path / "out" / "REPORT.md").read_text()
     assert StudyRuns(plan, store).undecided == []
-
-
-def test_some_collapsed_seeds_make_an_interval_misleading(tmp_path):
-    """One of three seeds collapses in `mixed`, one of `flat` never learns. In `broken` all
-    collapse, so its interval describes one population."""
-    arms = {"grpo": {"top": 0.8}, "mixed": {"top": 0.82}, "flat": {"top": 0.81},
-            "broken": {"top": 0.83, "collapse": 6}}  # fmt: skip
-    plan, store = make_plan(arms), RunStore(tmp_path / "runs")
-    for arm in plan.arms:
-        for run in arm.runs:
-            learned = dict(arms[arm.name])
-            if (arm.name, run.seed) == ("mixed", 0):
-                learned["collapse"] = 8
-            if (arm.name, run.seed) == ("flat", 1):
-                learned["top"] = 0.1
-            write_run(store, run, arms[arm.name], learning_rows(run.seed, **learned))
-    misleading = "the interval assumes one bell-shaped population and is misleading here"
-    for text in reported(plan, store, tmp_path):
-        text = html.unescape(text)
-        assert f"mixed: of 3 seeds 1 collapsed: {misleading}" in text
-        assert f"flat: of 3 seeds 1 ended below half of the arm's median: {misleading}" in text
-        assert text.count(misleading) == 2
-    text = reported(plan, store, tmp_path)[0]
-    marked = re.findall(r"^\| (\w+) \|.*†", text, re.MULTILINE)
-    assert marked == ["flat", "mixed", "mixed", "flat"]  # in the arms, and in the comparisons
-
-
-def test_runs_of_several_profiles_are_other_treatments(tmp_path):
-    plan, store = write_study(tmp_path / "runs", {"grpo": {"top": 0.8}, "other": {"top": 0.7}})
-    for arm in plan.arms:
-        for run in arm.runs:
-            store.directory(run.id).update(profile="miniature")
-    assert "several profiles" not in reported(plan, store, tmp_path)[0]
-    store.directory(plan.arms[1].runs[0].id).update(profile="h100")
-    for text in reported(plan, store, tmp_path):
-        assert "several profiles, which are different treatments (dtype, optimizer" in text
-        assert "grpo: 3 of miniature; other: 1 of h100, 2 of miniature" in text
-
-
-def test_what_a_report_holds(tmp_path):
-    arms = {"grpo": {"top": 0.8}, "other": {"top": 0.6}, "ill": {"top": 0.5}}
-    plan, store = make_plan(arms), RunStore(tmp_path / "runs")
-    said = {"prompt": "1+1=?", "response": "<answer>2</answer>", "ground_truth": "2", "reward": 1.0}
-    for arm in plan.arms[:2]:
-        for run in arm.runs:
-            rows = learning_rows(run.seed, arms[arm.name]["top"])
-            write_run(store, run, arms[arm.name], rows, rollouts=[said])
-    write_run(
-        store, plan.arms[2].runs[0], arms["ill"], iter(()), status="failed", reason="it | died"
-    )
-    write_run(store, plan.arms[2].runs[1], arms["ill"], learning_rows(9, 0.5), status="running")
-
-    written = report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
-    assert sorted(path.name for path in written) == [
-        "REPORT.md", "curves.png", "differences.png", "report.html", "report.json", "runs.csv",
-    ]  # fmt: skip
-    text = (tmp_path / "out" / "REPORT.md").read_text(encoding="utf-8")
-    for expected in (
-        "Does it work?", "0.13 M parameter model", "Yes. One seed each.",
-        "too few seeds", "failed: it \\| died", "in all 250 settings", "[response]",
-        "trl-ablate study run", "1.16.0", "0123456789", "3 of 9 runs have no outcome",
-    ):  # fmt: skip
-        assert expected in text, expected
-    rows = list(csv.DictReader((tmp_path / "out" / "runs.csv").open(encoding="utf-8")))
-    assert [row["status"] for row in rows[6:]] == ["failed", "interrupted", "to do"]
-    assert len(rows) == 9 and rows[0]["last_step"] == "20"
 
 
 @pytest.mark.parametrize(
@@ -282,35 +315,20 @@ def test_a_report_of_nothing_says_so(tmp_path):
         report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
 
 
-def test_the_page_needs_nothing_else(tmp_path):
-    plan, store = write_study(tmp_path / "runs", {"grpo": {"top": 0.8}, "b": {"top": 0.7}})
-    report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
-    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page)
-    assert "http" not in re.sub(r"base64,[^\"]*", "", page)
-    pictures = re.findall(r'base64,([^"]+)"', page)
-    assert len(pictures) == 2
-    for picture in pictures:
-        assert Image.open(io.BytesIO(base64.b64decode(picture))).width > 500
-    assert sum(path.stat().st_size for path in (tmp_path / "out").iterdir()) < 400_000
-
-
 def test_published_curves_with_seeds_in_their_names(tmp_path):
-    lines = ["run_name,metric,step,value"]
+    lines = ["run_name,metric,step,value", "a-seed0,train/grad_norm,1,nan"]
     for arm, level in (("a", 0.5), ("b", 0.7)):
-        for seed in range(3):
-            lines += [f"{arm}-seed{seed},eval/reward,{s},{level + 0.01 * seed + 0.001 * s * seed}"
-                      for s in range(4)]  # fmt: skip
-    lines.append("a-seed0,train/grad_norm,1,nan")
+        for seed, s in product(range(3), range(4)):
+            value = level + 0.01 * seed + 0.001 * s * seed
+            lines.append(f"{arm}-seed{seed},eval/reward,{s},{value}")
     path = tmp_path / "curves.csv"
     path.write_text("\n".join(lines))
     report_curves(path, tmp_path / "out", reference=read_curves(path))
-    text = (tmp_path / "out" / "REPORT.md").read_text(encoding="utf-8")
-    assert "b is better than a" in text
-    assert "Published curves" in text
-    alone = report_curves(path, tmp_path / "alone")
+    text = written(tmp_path / "out")[0]
+    assert "b is better than a" in text and "Published curves" in text
+    assert len(report_curves(path, tmp_path / "alone")) == 6
     height = {out: Image.open(tmp_path / out / "curves.png").height for out in ("out", "alone")}
-    assert height["out"] > height["alone"] and len(alone) == 6
+    assert height["out"] > height["alone"]
 
 
 def curves_with_seeds(path: Path, arms: dict[str, dict[int, float]]) -> Path:
@@ -332,52 +350,25 @@ def test_curves_with_arms_and_seeds_in_their_columns(tmp_path):
     }
     path = curves_with_seeds(tmp_path / "mine.csv", arms)
     report_curves(path, tmp_path / "out")
-    record = json.loads((tmp_path / "out" / "report.json").read_text())
+    record = read_object(tmp_path / "out" / "report.json")
     found = record["arms"]["tuned"]
     assert record["reference"] == "plain" and found["verdict"] == "better"
     assert found["pairs"] == 4 and found["collapsed"] == [0, 5]
     assert found["difference"] == pytest.approx((0.10 + 0.11 + 0.11 + 0.10) / 4)
     shown = "+0.105 [+0.096, +0.114]"
     assert found["low"] == pytest.approx(0.096, abs=5e-4)
-    text = (tmp_path / "out" / "REPORT.md").read_text(encoding="utf-8").replace("\\", "")
-    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    text, page = written(tmp_path / "out")
     assert text.count(shown) >= 2 and page.count(shown) == text.count(shown)
-    rows = list(csv.DictReader((tmp_path / "out" / "runs.csv").open()))
+    rows = table_of(tmp_path / "out" / "runs.csv")
     assert [row["status"] for row in rows if row["arm"] == "plain"][4] == "missing"
 
 
 def test_an_arm_is_no_formula_of_a_spreadsheet(tmp_path):
     arms = {"=1+1": {0: 0.5}, "plain": {0: 0.6}}
     report_curves(curves_with_seeds(tmp_path / "mine.csv", arms), tmp_path / "out")
-    rows = list(csv.DictReader((tmp_path / "out" / "runs.csv").open()))
+    rows = table_of(tmp_path / "out" / "runs.csv")
     assert [row["arm"] for row in rows] == ["'=1+1", "plain"]
     assert rows[0]["run_name"] == "'=1+1-seed0"
-
-
-def test_the_same_numbers_in_all_three(tmp_path):
-    """What report.json has, the Markdown and the page show, rounded; and nothing else differs
-    between the two."""
-    arms = {"grpo": {"top": 0.8}, "weak": {"top": 0.4}, "broken": {"top": 0.8, "collapse": 8}}
-    plan, store = write_study(tmp_path / "runs", arms)
-    text, page = reported(plan, store, tmp_path)
-    record = json.loads((tmp_path / "out" / "report.json").read_text())
-    for name, found in record["arms"].items():
-        numbers = [f"{found[key]:+.3f}".replace("-", "−") for key in ("difference", "low", "high")]
-        shown = f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
-        assert f"{name} is {found['verdict']} than grpo ({shown}" in text and shown in page
-        assert f"| {name} | {found['collapsed'][0]} of {found['collapsed'][1]} |" in text
-    for found in record["curves"].values():
-        assert f"| {found['A']:.3f} ±" in text and f">{found['A']:.3f} ±" in page
-    ranked = re.findall(r"^\| (grpo|weak|broken) \| (\d finished[^|]*) \|", text, re.MULTILINE)
-    assert ranked == [("grpo", "3 finished"), ("weak", "3 finished"),
-                      ("broken", "3 finished, all collapsed")]  # fmt: skip
-    with (tmp_path / "out" / "runs.csv").open(encoding="utf-8") as file:
-        collapsed = {row["arm"] for row in csv.DictReader(file) if row["collapsed_at"]}
-    assert collapsed == {"broken"}
-    written = re.findall(r"[+−]?\d+\.\d{3}", text.partition("## What differs")[0])
-    on_page = re.findall(r"[+−]?\d+\.\d{3}", re.sub(r"base64,[^\"]*|<style>.*?</style>", "",
-                         page.partition("What differs")[0], flags=re.DOTALL))  # fmt: skip
-    assert written == on_page and len(written) > 40
 
 
 def test_bands_are_drawn_where_they_do_not_hide_each_other(monkeypatch):
@@ -399,22 +390,6 @@ def test_runs_that_began_with_different_weights_are_named():
     assert different_starts(plan, runs[:2]) == []
 
 
-def test_samples_and_environment_of_runs_that_differ(tmp_path):
-    """The first run's rollouts are damaged, so the second's are shown; both ends of a long text."""
-    plan, store = write_study(tmp_path / "runs", {"grpo": {"top": 0.8}}, seeds=(0, 1))
-    first, second = (store.directory(run.id) for run in plan.arms[0].runs)
-    for directory, text in ((first, "{\n"), (second, "")):
-        (directory.path / "rollouts").mkdir()
-        (directory.path / "rollouts" / "step_000020.jsonl").write_text(text)
-    said = {"prompt": "a" * 400 + "b" * 400, "response": "c", "reward": 1.0}
-    append_jsonl(second.path / "rollouts" / "step_000020.jsonl", said)
-    second.update(git={"commit": "fedcba9876543210", "diff": "+1"})
-    text = reported(plan, store, tmp_path)[0]
-    assert "grpo, step 000020, highest reward: 1.0" in text
-    assert f"{'a' * 350}\n[... 100 characters ...]\n{'b' * 350}\n" in text
-    assert "0123456789 (1 runs), fedcba9876 with uncommitted changes (1 runs)" in text
-
-
 def test_a_difference_that_one_of_two_tests_finds():
     found = Comparison("a", Interval(6, 0.1), None, None, Verdict.UNDECIDED, 0.2, exact_p=0.0625,
                        exact_disagrees=True)  # fmt: skip
@@ -432,19 +407,6 @@ def test_pairs_whose_interval_would_leave_out_0():
         assert (stats.t.ppf(0.975, n - 1) * sd / math.sqrt(n) < mean) == is_enough
     assert pairs_to_see(t_interval([0.05, 0.06, 0.07])) is None  # it leaves out 0 already
     assert pairs_to_see(t_interval([-1.0, 1.0, 0.001])) is None
-
-
-def test_expected_and_found(tmp_path):
-    arms = {"grpo": {"top": 0.8}, "weak": {"top": 0.4}, "alike": {"top": 0.801},
-            "broken": {"top": 0.8, "collapse": 8}}  # fmt: skip
-    plan, store = write_study(tmp_path / "runs", arms)
-    expect = {"weak": "better", "alike": "equal", "broken": "collapse", "grpo": "collapse"}
-    text = reported(replace(plan, expect=expect), store, tmp_path)[0]
-    assert "| weak | better | worse | no |" in text
-    assert "| alike | equal | not distinguishable | open |" in text
-    assert "| broken | collapse | collapse (3 of 3 runs) | yes |" in text
-    assert "| grpo | collapse | 0 of 3 runs collapsed | no |" in text
-    assert "Expected and found" not in reported(plan, store, tmp_path)[0]
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import takewhile, zip_longest
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.definition import Statistic
@@ -20,7 +21,7 @@ from trl_ablate.study.report.stats import (
     t_interval,
 )
 from trl_ablate.study.report.stats import judge as judge_pairs
-from trl_ablate.study.two_part import TwoPart, judge_two_parts
+from trl_ablate.study.two_part import judge_two_parts
 from trl_ablate.study.verdict import Judge, Verdict, reference_runs
 
 LEANS_ON = "Fisher's exact and Welch's test"
@@ -39,9 +40,16 @@ class ArmResult:
 
     name: str
     runs: tuple[Run, ...]
-    summaries: tuple[Summary | None, ...]
-    """In the order of the runs; None for a run without an outcome."""
-    intervals: dict[Statistic, Interval]
+    metric: str
+
+    @cached_property
+    def summaries(self) -> list[Summary | None]:
+        """In the order of the runs; None for a run without an outcome."""
+        return [run.outcome(self.metric) for run in self.runs]
+
+    @cached_property
+    def intervals(self) -> dict[Statistic, Interval]:
+        return {of: t_interval([s.value(of) for s in self.known]) for of in STATISTICS}
 
     @property
     def known(self) -> list[Summary]:
@@ -89,7 +97,6 @@ class Analysis:
     metric: str
     decide_on: Statistic
     arms: tuple[ArmResult, ...]
-    comparisons: dict[Statistic, dict[str, Comparison]]
     against: Mapping[str, str]
     """Arms that are not compared with the first arm, and the arm they are compared with."""
     looks: tuple[int, ...] = ()
@@ -97,6 +104,7 @@ class Analysis:
     margin: float | None = None
     """Differences of the metric within it count as equivalent."""
     judge: Judge = "paired"
+    comparisons: dict[Statistic, dict[str, Comparison]] = field(default_factory=dict)
 
     @property
     def outcome_name(self) -> str:
@@ -157,41 +165,31 @@ def analyse(
     reached would be right. Collapsed and stopped runs have ended, and count with their final
     value. In two parts, `pool` runs of the first arm serve all comparisons at the last look.
     """
-    names = list(dict.fromkeys(run.arm for run in runs))
-    arms = {name: _arm_result(name, [r for r in runs if r.arm == name], metric) for name in names}
-    every = {name: arms[(against or {}).get(name, names[0])] for name in names[1:]}
-    references = {name: of for name, of in every.items() if not _are_same(arms[name], of)}
-    comparisons: dict[Statistic, dict[str, Comparison]] = {}
-    for statistic in STATISTICS:
-        if statistic == "last_third" != decide_on:
+    of_arms: dict[str, list[Run]] = {}
+    for run in runs:
+        of_arms.setdefault(run.arm, []).append(run)
+    arms = tuple(ArmResult(name, tuple(own), metric) for name, own in of_arms.items())
+    found = Analysis(metric, decide_on, arms, dict(against or {}), tuple(looks), margin, judge)
+    every = [(arm, found.reference_of(arm.name)) for arm in arms[1:]]
+    both = [(arm, other) for arm, other in every if not _are_same(arm, other)]
+    for of in STATISTICS:
+        if of == "last_third" != decide_on:
             continue
-        within = margin if statistic == decide_on else None
+        within = margin if of == decide_on else None
         if judge == "two_part":
-            of_arms = {name: (arms[name], of) for name, of in references.items()}
-            comparisons[statistic] = _judge_successes(
-                of_arms, metric, statistic, looks, within, threshold,
-                pools={names[0]: pool or len(arms[names[0]].runs)},
-            )  # fmt: skip
-            continue
-        pairs = {name: paired(arms[name], of, statistic) for name, of in references.items()}
-        comparisons[statistic] = (
-            judge_at_looks(pairs, looks, within) if looks else judge_pairs(pairs, within)
-        )
-    same = {
-        name: Comparison(name, Interval(0, None), None, None, Verdict.INESTIMABLE, leans_on="–")
-        for name in every
-    }
-    comparisons = {of: {**same, **found} for of, found in comparisons.items()}
-    return Analysis(
-        metric=metric,
-        decide_on=decide_on,
-        arms=tuple(arms.values()),
-        comparisons=comparisons,
-        against=dict(against or {}),
-        looks=tuple(looks),
-        margin=margin,
-        judge=judge,
-    )
+            shared = {arms[0].name: pool or len(arms[0].runs)}
+            judged = {arm.name: _two_parts(arm, other, of, looks, len(both), within, threshold,
+                                           shared.get(other.name))
+                      for arm, other in both}  # fmt: skip
+        else:
+            pairs = {arm.name: paired(arm, other, zip_longest(other.values(of), arm.values(of)))
+                     for arm, other in both}  # fmt: skip
+            judged = judge_at_looks(pairs, looks, within) if looks else judge_pairs(pairs, within)
+        same = {arm.name: Comparison(arm.name, Interval(0, None), None, None, Verdict.INESTIMABLE,
+                                     leans_on="–")
+                for arm, _ in every}  # fmt: skip
+        found.comparisons[of] = {**same, **judged}
+    return found
 
 
 def _are_same(arm: ArmResult, reference: ArmResult) -> bool:
@@ -200,83 +198,58 @@ def _are_same(arm: ArmResult, reference: ArmResult) -> bool:
     return None not in own and own <= others
 
 
-def paired(arm: ArmResult, reference: ArmResult, statistic: Statistic) -> Pairs:
-    """The runs of an arm and of its reference, by position."""
-    both = [*zip_longest(reference.summaries, arm.summaries)]
-    first, second = ([s and s.value(statistic) for s in of] for of in zip(*both, strict=True))
-    collapsed = [any(s is not None and s.collapsed for s in pair) for pair in both]
+def paired(
+    arm: ArmResult, reference: ArmResult, values: Iterable[tuple[float | None, float | None]]
+) -> Pairs:
+    """Of the runs by position, given the values of the reference's and of the arm's."""
+    ends = zip_longest(reference.summaries, arm.summaries)
+    collapsed = [any(s is not None and s.collapsed for s in pair) for pair in ends]
+    first, second = zip(*values, strict=True)
     return pairs_of(first, second, collapsed)
 
 
-def _arm_result(name: str, runs: Sequence[Run], metric: str) -> ArmResult:
-    summaries = tuple(run.outcome(metric) for run in runs)
-    intervals: dict[Statistic, Interval] = {
-        statistic: t_interval([s.value(statistic) for s in summaries if s is not None])
-        for statistic in STATISTICS
-    }
-    return ArmResult(name, tuple(runs), summaries, intervals)
+def _two_parts(
+    arm: ArmResult, reference: ArmResult, of: Statistic, looks: Sequence[int], compared: int,
+    margin: float | None, threshold: float | None, pool: int | None,
+) -> Comparison:  # fmt: skip
+    """The verdict on an arm. Looks count the runs before the first that is missing.
 
-
-def _judge_successes(
-    arms: Mapping[str, tuple[ArmResult, ArmResult]],
-    metric: str,
-    statistic: Statistic,
-    looks: Sequence[int],
-    margin: float | None,
-    threshold: float | None,
-    pools: Mapping[str, int],
-) -> dict[str, Comparison]:
-    """The verdicts on arms and their references, which share the level; `pools` has the runs at the
-    last look of the reference that serves several. Looks count the runs before the first that is
-    missing."""
-    found = {}
-    for name, (arm, reference) in arms.items():
-        planned = tuple(looks) or (len(arm.runs),)
-        pool = pools.get(reference.name)
-        of = reference_runs(planned[0], planned[-1], pool)
-        judged = judge_two_parts(
-            _unbroken(arm, statistic), _unbroken(reference, statistic), looks=planned, pool=pool,
-            base=_base(reference, metric, of, threshold), threshold=threshold,
-            level=ALPHA / len(arms), margin=margin, noise=_noise(reference, metric, statistic, of),
-        )  # fmt: skip
-        found[name] = _of_two_parts(name, judged, planned, len(arms))
-    return found
-
-
-def _of_two_parts(name: str, found: TwoPart, looks: Sequence[int], compared: int) -> Comparison:
-    low, high = found.interval or (None, None)
+    Args:
+        compared: the number of arms that share the level.
+        pool: runs at the last look of a reference that serves several arms.
+    """
+    planned = tuple(looks) or (len(arm.runs),)
+    first = reference.runs[: reference_runs(planned[0], planned[-1], pool)]
+    errors = [run.noise(arm.metric, of) for run in first if run.counts]
+    own, others = ([s.value(of) for s in takewhile(bool, each.summaries) if s]
+                   for each in (arm, reference))  # fmt: skip
+    found = judge_two_parts(
+        own, others, looks=planned, pool=pool, base=_base(reference, first, threshold),
+        threshold=threshold, level=ALPHA / compared, margin=margin,
+        noise=math.sqrt(statistics.fmean(error**2 for error in errors)) if errors else 0.0,
+    )  # fmt: skip
     waits = found.verdict is Verdict.UNDECIDED
+    mean = found.means and found.means.difference
     return Comparison(
-        arm=name,
-        difference=Interval(found.n, found.means and found.means.difference, low, high),
+        arm=arm.name,
+        difference=Interval(found.n, mean, *(found.interval or ())),
         p=found.p,
         p_corrected=min(1.0, found.p * compared),
         verdict=found.verdict,
         leans_on=LEANS_ON,
-        next_look=next((n for n in looks if n > found.n), None) if waits else None,
+        next_look=next((n for n in planned if n > found.n), None) if waits else None,
         two_part=found,
         p_values=(found.p_difference, found.p_equivalent),
     )
 
 
-def _unbroken(arm: ArmResult, statistic: Statistic) -> list[float]:
-    values = arm.values(statistic)
-    end = values.index(None) if None in values else len(values)
-    return [value for value in values[:end] if value is not None]
-
-
-def _base(reference: ArmResult, metric: str, of: int, threshold: float | None) -> float | None:
+def _base(reference: ArmResult, first: Sequence[Run], threshold: float | None) -> float | None:
     """The mean evaluation before training, over the runs of the first look."""
-    seen = [run.before_training(metric) for run in reference.runs[:of] if run.counts]
+    seen = [run.before_training(reference.metric) for run in first if run.counts]
     known = [value for value in seen if value is not None]
     if seen and not known and threshold is None:
         raise ConfigurationError(
-            f"the runs of {reference.name} have no {metric} at step 0, from which a success is "
-            "found; set eval_on_start: true, or success: {threshold: …} in study.yaml"
+            f"the runs of {reference.name} have no {reference.metric} at step 0, from which a "
+            "success is found; set eval_on_start: true, or success: {threshold: …} in study.yaml"
         )
     return statistics.fmean(known) if known else None if threshold is not None else 0.0
-
-
-def _noise(reference: ArmResult, metric: str, statistic: Statistic, of: int) -> float:
-    errors = [run.noise(metric, statistic) for run in reference.runs[:of] if run.counts]
-    return math.sqrt(statistics.fmean(error**2 for error in errors)) if errors else 0.0

@@ -12,11 +12,11 @@ from datetime import datetime
 import numpy as np
 
 from trl_ablate.metrics import GENERATED_TOKENS
-from trl_ablate.study.report.analysis import Analysis
+from trl_ablate.study.report.analysis import Analysis, paired
 from trl_ablate.study.report.curves import Run, Series
 from trl_ablate.study.report.document import Columns, Section, table
 from trl_ablate.study.report.numbers import NOTHING, difference
-from trl_ablate.study.report.stats import Comparison, Pairs, judge, judge_at_looks, pairs_of
+from trl_ablate.study.report.stats import Comparison, Pairs, judge, judge_at_looks
 from trl_ablate.study.verdict import Verdict
 
 NOTE = (
@@ -26,10 +26,7 @@ NOTE = (
     "curve, divided by its length, says who learns sooner. One verdict decides, that of the "
     "answer; these are looked at beside it, with their own correction over the arms."
 )
-
-
 TIME, TOKENS = "time", "generated tokens"
-
 
 Cost = Callable[[Run, Series], np.ndarray | None]
 """The cost of a run at each step of a curve; None if it is not known."""
@@ -40,29 +37,29 @@ def at_equal_cost(analysis: Analysis, cost: Cost) -> dict[str, Comparison]:
     pairs: dict[str, Pairs] = {}
     for name in analysis.compared:
         arm, reference = analysis.arm(name), analysis.reference_of(name)
-        both = [*zip(reference.runs, arm.runs, strict=False)]
-        known = [_at_equal(pair, analysis.metric, cost) or (None, None) for pair in both]
-        ends = zip(reference.summaries, arm.summaries, strict=False)
-        collapsed = [any(s is not None and s.collapsed for s in pair) for pair in ends]
-        found = pairs_of([a for a, _ in known], [b for _, b in known], collapsed)
+        both = zip(reference.runs, arm.runs, strict=False)
+        found = paired(arm, reference, (_at_equal(pair, analysis.metric, cost) for pair in both))
         if found.differences:
             pairs[name] = found
     return judge_at_looks(pairs, analysis.looks) if analysis.looks else judge(pairs)
 
 
-def _at_equal(pair: tuple[Run, Run], metric: str, cost: Cost) -> tuple[float, ...] | None:
+def _at_equal(
+    pair: tuple[Run, Run], metric: str, cost: Cost
+) -> tuple[float, float] | tuple[None, None]:
     """The values of two runs where both have cost the same."""
     curves = []
     for run in pair:
         curve = run.series.get(metric)
         paid = cost(run, curve) if curve and curve.steps and run.counts else None
         if curve is None or paid is None:
-            return None
+            return None, None
         curves.append((paid, curve.values))
     ends = [float(paid[-1]) for paid, _ in curves]
     whole = [end for end, run in zip(ends, pair, strict=True) if run.status == "finished"]
     budget = min(whole) if whole else max(ends)
-    return tuple(float(np.interp(budget, paid, values)) for paid, values in curves)
+    first, second = (float(np.interp(budget, paid, values)) for paid, values in curves)
+    return first, second
 
 
 def axis_of_cost(runs: Sequence[Run], metric: str) -> tuple[Cost, str]:
@@ -91,13 +88,12 @@ def time_alone(runs: Iterable[Run]) -> Cost:
     spans = {id(run): span for run in runs if (span := _span(run))}
 
     def cost(run: Run, curve: Series) -> np.ndarray | None:
-        own = spans.get(id(run))
-        if own is None:
+        if id(run) not in spans:
             return None
-        others = (span for key, span in spans.items() if key != id(run) and span[0] == own[0])
-        if any(start < own[2] and own[1] < end for _, start, end in others):
-            return None
-        return time(run, curve)
+        host, start, end = spans[id(run)]
+        others = [span for key, span in spans.items() if key != id(run)]
+        shared = any(at == host and began < end and start < ended for at, began, ended in others)
+        return None if shared else time(run, curve)
 
     return cost
 
@@ -115,22 +111,21 @@ def _span(run: Run) -> tuple[str, float, float] | None:
 
 
 def costs_table(analysis: Analysis) -> Section:
-    final, area = analysis.comparisons["final"], analysis.comparisons["auc"]
+    area = analysis.comparisons["auc"]
     kinds = {
-        "equal steps": final,
+        "equal steps": analysis.comparisons["final"],
         "equal tokens": at_equal_cost(analysis, generated_tokens),
         "equal time": at_equal_cost(analysis, time_alone(analysis.runs)),
         "area under the curve": area,
     }
-
-    def shown(found: Comparison | None) -> str:
-        return NOTHING if found is None else difference(found.difference)
-
     learns = {Verdict.BETTER: "sooner", Verdict.WORSE: "later"}
     columns: Columns = [
         ("arm", str),
         ("against", lambda arm: analysis.reference_of(arm).name),
-        *((kind, lambda arm, of=of: shown(of.get(arm))) for kind, of in kinds.items()),
+        *(
+            (kind, lambda arm, of=of: difference(of[arm].difference) if arm in of else NOTHING)
+            for kind, of in kinds.items()
+        ),
         ("learns", lambda arm: learns.get(area[arm].verdict, NOTHING)),
     ]
     return table("At equal cost", analysis.decisive, columns, NOTE, 2)

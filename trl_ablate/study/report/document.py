@@ -6,7 +6,7 @@ import base64
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from trl_ablate.run.untrusted import (
     for_html,
@@ -22,7 +22,6 @@ from trl_ablate.study.verdict import Verdict
 class Text:
     """A paragraph of plain text."""
 
-    kind: ClassVar = "text"
     text: str
 
 
@@ -30,7 +29,6 @@ class Text:
 class Items:
     """A list of plain texts."""
 
-    kind: ClassVar = "items"
     items: Sequence[str]
 
 
@@ -38,7 +36,6 @@ class Items:
 class Grid:
     """A table; all cells are text. Columns from `numbers_from` on are numbers."""
 
-    kind: ClassVar = "grid"
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
@@ -49,7 +46,6 @@ class Grid:
 class Picture:
     """A PNG image, and its file name beside the report."""
 
-    kind: ClassVar = "picture"
     file: str
     png: bytes
     about: str
@@ -59,7 +55,6 @@ class Picture:
 class Code:
     """Text that keeps its line breaks; with a `title`, it is folded under the title."""
 
-    kind: ClassVar = "code"
     text: str
     title: str = ""
 
@@ -117,31 +112,29 @@ def write_markdown(document: Document, clean: Clean = str) -> str:
     def shown(text: str) -> str:
         return for_markdown(clean(text))
 
+    def written(block: Block) -> str:
+        match block:
+            case Text(text):
+                return shown(text)
+            case Items(items):
+                return "\n".join(f"- {shown(item)}" for item in items)
+            case Picture(file, _, about):
+                return f"![{shown(about)}]({file})"
+            case Code(text, title):
+                fenced = markdown_fence(clean(text))
+                summary = for_html(on_one_line(clean(title)))  # HTML, where Markdown is plain text
+                folded = f"<details><summary>{summary}</summary>\n\n{fenced}\n\n</details>"
+                return folded if title else fenced
+            case Grid(header, rows, note, numbers_from):
+                ruler = ["---:" if i >= numbers_from else "---" for i in range(len(header))]
+                cells = [[shown(cell) for cell in row] for row in (header, *rows)]
+                lines = [f"| {' | '.join(row)} |" for row in [cells[0], ruler, *cells[1:]]]
+                return "\n".join(lines) + (f"\n\n{shown(note)}" if note else "")
+
     parts = [f"# {shown(document.title)}", shown(document.lead)]
     for section in document.sections:
-        parts.append(f"## {shown(section.title)}")
-        parts += [_markdown(block, shown, clean) for block in section.blocks]
+        parts += [f"## {shown(section.title)}", *map(written, section.blocks)]
     return "\n\n".join(parts) + "\n"
-
-
-def _markdown(block: Block, shown: Clean, clean: Clean) -> str:
-    match block:
-        case Text(text):
-            return shown(text)
-        case Items(items):
-            return "\n".join(f"- {shown(item)}" for item in items)
-        case Picture(file, _, about):
-            return f"![{shown(about)}]({file})"
-        case Code(text, title):
-            fenced = markdown_fence(clean(text))
-            summary = for_html(on_one_line(clean(title)))  # in HTML, where Markdown is plain text
-            folded = f"<details><summary>{summary}</summary>\n\n{fenced}\n\n</details>"
-            return folded if title else fenced
-        case Grid(header, rows, note, numbers_from):
-            ruler = ["---:" if i >= numbers_from else "---" for i in range(len(header))]
-            cells = [[shown(cell) for cell in row] for row in (header, *rows)]
-            lines = [f"| {' | '.join(row)} |" for row in [cells[0], ruler, *cells[1:]]]
-            return "\n".join(lines) + (f"\n\n{shown(note)}" if note else "")
 
 
 def write_page(document: Document, clean: Clean = str) -> str:
@@ -154,15 +147,15 @@ def write_page(document: Document, clean: Clean = str) -> str:
             return for_terminal(clean(value))
         return value
 
+    def mark(text: str) -> str | None:
+        """The class of a cell."""
+        return next((word.replace(" ", "-") for word in MARKED if word in text), None)
+
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True, finalize=shown, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters["mark"] = _mark
+    environment.filters["kind"] = lambda block: type(block).__name__
+    environment.filters["mark"] = mark
     environment.filters["base64"] = lambda png: Markup(base64.b64encode(png).decode())
     return environment.get_template("page.html.j2").render(document=document)
-
-
-def _mark(text: str) -> str | None:
-    """The class of a cell."""
-    return next((word.replace(" ", "-") for word in MARKED if word in text), None)

@@ -34,18 +34,17 @@ MIN_DEGREES = 2
 """Fewest residual degrees of freedom for a verdict; a paired comparison of three seeds has two."""
 TOLERANCE = 1e-8
 
-Level = tuple[str, int]
-"""A factor, and the index of one of its levels."""
+Level = tuple[str, Hashable]
+"""A factor, and one of its levels."""
 Term = tuple[Level, ...]
 """One level for a main effect, two for an interaction; each against its factor's first level."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """The outcome of one run."""
+    """The outcome of one run, and the level of every factor."""
 
-    levels: Mapping[str, int]
-    """Factor -> index of its level."""
+    levels: Mapping[str, Hashable]
     seed: Hashable
     value: float
 
@@ -55,14 +54,18 @@ class Estimate:
     """An effect, or another linear combination of the coefficients."""
 
     estimate: float
-    low: float | None
-    high: float | None
-    p: float | None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
 
     @property
     def is_seen(self) -> bool:
         """Whether its interval leaves out 0."""
         return self.low is not None and self.high is not None and self.low * self.high > 0
+
+    @property
+    def half_width(self) -> float | None:
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
 
 @dataclass(frozen=True)
@@ -87,31 +90,33 @@ class Fit:
     """The fitted model. `effects` has one entry for each term, in the order of the factors.
 
     Args:
-        factors: factor -> its number of levels.
+        factors: factor -> its levels; compared with the first one that has an outcome.
     """
 
-    def __init__(self, observations: Sequence[Observation], factors: Mapping[str, int]):
-        self._observations, self._factors = list(observations), factors
-        self._levels = {name: self._seen(name, count) for name, count in factors.items()}
-        self.terms = self._possible_terms()
-        blocks = _indicators([each.seed for each in self._observations])
-        columns = {term: self._column(term) for term in self.terms}
-        self._left_out = _dependent(blocks, columns)
-        self._kept = [term for term in self.terms if term not in self._left_out]
-        self._x = np.column_stack([blocks, *(columns[term] for term in self._kept)])
-        self._blocks = blocks.shape[1]
-        self._solve()
-        self.effects = self._effects()
-
-    def reference_of(self, factor: str) -> int:
-        """The level that the others are compared with: the first one with an outcome."""
-        return self._levels[factor][0]
-
-    @property
-    def unseen(self) -> list[Level]:
+    def __init__(
+        self, observations: Sequence[Observation], factors: Mapping[str, Sequence[Hashable]]
+    ):
+        self._observations = observations
+        seen = {(name, each.levels[name]) for each in observations for name in factors}
+        every = [(name, level) for name, levels in factors.items() for level in levels]
+        self.unseen = [level for level in every if level not in seen]
         """Levels without any outcome; nothing is estimated about them."""
-        every = [(name, level) for name, n in self._factors.items() for level in range(n)]
-        return [(name, level) for name, level in every if level not in self._levels[name]]
+        self._levels = {name: [level for level in every if level[0] == name and level in seen]
+                        for name in factors}  # fmt: skip
+        self.first = {name: levels[0][1] for name, levels in self._levels.items() if levels}
+        """Factor -> the level that the others are compared with."""
+        blocks = _indicators([each.seed for each in observations])
+        mains = [level for levels in self._levels.values() for level in levels[1:]]
+        terms: list[Term] = [(main,) for main in mains]
+        terms += [pair for pair in combinations(mains, 2) if pair[0][0] != pair[1][0]]
+        columns = {term: self._column(term) for term in terms}
+        left_out = _dependent(blocks, columns)
+        self._kept = [term for term in columns if term not in left_out]
+        self._blocks = blocks.shape[1]
+        self._x = np.column_stack([blocks, *(columns[term] for term in self._kept)])
+        self._y = np.array([each.value for each in observations])
+        self._solve()
+        self.effects = self._effects(terms, left_out)
 
     def simple_effect(self, term: Level, given: Level) -> Estimate | None:
         """The effect of a level against its factor's first one where another factor has one level,
@@ -124,13 +129,13 @@ class Fit:
             if len(other) == 2 and term in other:
                 (partner,) = (level for level in other if level != term)
                 if partner[0] == given[0]:
-                    weights[other] = self._code(partner, given[1])
+                    weights[other] = self._code(partner, given)
         return self._estimate(weights)
 
     def level_mean(self, level: Level) -> float:
         """The fitted mean of a level, all levels of the other factors and all seeds equally."""
         mains = [term for term in self._kept if len(term) == 1 and term[0][0] == level[0]]
-        weights = {term: self._code(term[0], level[1]) for term in mains}
+        weights = {term: self._code(term[0], level) for term in mains}
         return float(self._vector(weights, 1.0 / self._blocks) @ self._beta)
 
     def threes(self) -> dict[tuple[str, ...], float]:
@@ -144,45 +149,35 @@ class Fit:
             return {}
         found = {}
         for names in combinations(self._levels, 3):
-            others = ([(name, level) for level in self._levels[name][1:]] for name in names)
-            x = np.column_stack([self._x, *map(self._column, product(*others))])
+            terms = product(*(self._levels[name][1:] for name in names))
+            x = np.column_stack([self._x, *map(self._column, terms)])
             if (more := int(np.linalg.matrix_rank(x)) - self._x.shape[1]) > 0:
                 explained = max(0.0, self._squares - _residual_squares(x, self._y))
                 ratio = explained / more / (pure / degrees)
                 found[names] = float(special.fdtrc(more, degrees, ratio))
         return dict(zip(found, holm(list(found.values())), strict=True))
 
-    def _seen(self, name: str, count: int) -> list[int]:
-        seen = {each.levels[name] for each in self._observations}
-        return [level for level in range(count) if level in seen]
-
-    def _possible_terms(self) -> list[Term]:
-        mains: list[Term] = [((f, j),) for f, seen in self._levels.items() for j in seen[1:]]
-        return mains + [(a, b) for (a,), (b,) in combinations(mains, 2) if a[0] != b[0]]
-
-    def _code(self, level: Level, at: int) -> float:
+    def _code(self, level: Level, at: Level) -> float:
         """The column of `level` where its factor is at the level `at`."""
-        return float(at == level[1]) - 1 / len(self._levels[level[0]])
+        return float(at == level) - 1 / len(self._levels[level[0]])
 
     def _column(self, term: Term) -> np.ndarray:
         return np.array(
-            [math.prod(self._code(level, each.levels[level[0]]) for level in term)
+            [math.prod(self._code(level, (level[0], each.levels[level[0]])) for level in term)
              for each in self._observations]
         )  # fmt: skip
 
     def _vector(self, weights: Mapping[Term, float], of_blocks: float = 0.0) -> np.ndarray:
         """Weights of terms as those of columns."""
-        return np.array(
-            [of_blocks] * self._blocks + [weights.get(term, 0.0) for term in self._kept]
-        )
+        of_terms = [weights.get(term, 0.0) for term in self._kept]
+        return np.array([of_blocks] * self._blocks + of_terms)
 
     def _solve(self) -> None:
-        self._y = np.array([each.value for each in self._observations])
         self.degrees = len(self._y) - self._x.shape[1]
         self._inverse = np.linalg.inv(self._x.T @ self._x)
         self._beta = self._inverse @ (self._x.T @ self._y)
         self._squares = float(np.sum((self._y - self._x @ self._beta) ** 2))
-        self._scale = float(np.sum((self._y - self._y.mean()) ** 2))
+        self._scale = float(np.sum((self._y - self._y.mean()) ** 2)) if len(self._y) else 0.0
         if self._squares <= TOLERANCE**2 * max(self._scale, float(self._y @ self._y)):
             self._squares = 0.0  # rounding of an exact fit
         self.sigma = (self._squares / self.degrees) ** 0.5 if self.degrees > 0 else None
@@ -191,7 +186,7 @@ class Fit:
         weights = self._vector(of_terms)
         value = float(weights @ self._beta)
         if self.sigma is None:
-            return Estimate(value, None, None, None)
+            return Estimate(value)
         each = (1 - ALPHA) ** (1 / max(1, len(self._kept)))
         error = self.sigma * float(weights @ self._inverse @ weights) ** 0.5
         half = float(special.stdtrit(self.degrees, (1 + each) / 2)) * error
@@ -201,30 +196,35 @@ class Fit:
             p = float(2 * special.stdtr(self.degrees, -abs(value) / error))
         return Estimate(value, value - half, value + half, p)
 
-    def _effects(self) -> list[Effect]:
+    def _effects(
+        self, terms: Sequence[Term], left_out: Mapping[Term, tuple[Term, ...]]
+    ) -> list[Effect]:
         found = {term: self._estimate({term: 1.0}) for term in self._kept}
         p_values = [each.p for each in found.values() if each.p is not None]
         decided = self.degrees >= MIN_DEGREES
         corrected = dict(zip(found, holm(p_values), strict=True)) if decided else {}
-        return [self._effect(term, found.get(term), corrected.get(term)) for term in self.terms]
-
-    def _effect(self, term: Term, found: Estimate | None, p: float | None) -> Effect:
-        if found is None:
-            return Effect(term, None, None, Verdict.INESTIMABLE, self._left_out[term])
-        contained = tuple(left for left, within in self._left_out.items() if term in within)
-        if p is None:
-            verdict = Verdict.TOO_FEW
-        elif p >= ALPHA:
-            verdict = Verdict.SAME
-        else:
-            verdict = Verdict.BETTER if found.estimate > 0 else Verdict.WORSE
-        return Effect(term, found, p, verdict, contained)
+        effects = []
+        for term in terms:
+            each, p, aliases = found.get(term), corrected.get(term), left_out.get(term)
+            if each is None:
+                verdict = Verdict.INESTIMABLE
+            elif p is None:
+                verdict = Verdict.TOO_FEW
+            elif p >= ALPHA:
+                verdict = Verdict.SAME
+            else:
+                verdict = Verdict.BETTER if each.estimate > 0 else Verdict.WORSE
+            if aliases is None:
+                aliases = tuple(left for left, within in left_out.items() if term in within)
+            effects.append(Effect(term, each, p, verdict, aliases))
+        return effects
 
 
 def _indicators(labels: Sequence[Hashable]) -> np.ndarray:
     """One column of 0 and 1 for each label."""
     names = list(dict.fromkeys(labels))
-    return np.array([[float(label == name) for name in names] for label in labels])
+    rows = [[float(label == name) for name in names] for label in labels]
+    return np.array(rows).reshape(len(labels), len(names))
 
 
 def _dependent(

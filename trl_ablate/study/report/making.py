@@ -29,63 +29,44 @@ from trl_ablate.metrics import EVAL_REWARD
 from trl_ablate.run.json_files import write_json
 from trl_ablate.run.masking import Masker, known_secrets
 from trl_ablate.study.planned import Plan
-from trl_ablate.study.report import (
-    costs,
-    effect_sections,
-    growth,
-    outcomes,
-    sections,
-    verdicts,
-)
+from trl_ablate.study.report import costs, factorial, growth, outcomes, sections, tuned, verdicts
 from trl_ablate.study.report.analysis import Analysis, analyse
 from trl_ablate.study.report.answer_pictures import differences_picture
 from trl_ablate.study.report.curves import Run, planned_runs
 from trl_ablate.study.report.document import Document, Picture, Section, write_markdown, write_page
 from trl_ablate.study.report.effect_pictures import effect_pictures
-from trl_ablate.study.report.effect_sections import sentences_of
-from trl_ablate.study.report.factorial import Factorial, entries_of, factorial
 from trl_ablate.study.report.foreign_runs import metric_of, read_curves
-from trl_ablate.study.report.growth import sharpening_table
 from trl_ablate.study.report.pictures import about_bands, draw_curves, sensitivity
-from trl_ablate.study.report.stats import Interval
-from trl_ablate.study.report.tuned import TunedRuns, at_reference, lead, split, trials_table
-from trl_ablate.study.report.verdicts import agreement, disagreement, found_of
+from trl_ablate.study.report.stats import Comparison, Interval
 from trl_ablate.study.report.xray_outcomes import xray_section
 from trl_ablate.study.runs import StudyRuns, analysis_of, up_to_next_look
 from trl_ablate.study.store import RunStore, id_of
-from trl_ablate.study.two_part import ALPHA, TwoPart
+from trl_ablate.study.two_part import ALPHA
 from trl_ablate.study.verdict import Verdict
-
-CURVES_ABOUT = (
-    "{metric} against GRPO steps, and time or tokens, gradient norm, response length and entropy; "
-    "lines are means over seeds"
-)
 
 
 def report_study(
     plan: Plan, store: RunStore, study: Path, out: Path, reference: Sequence[Run] = ()
 ) -> list[Path]:
-    """Write a study's report into `out`; returns the written files.
-
-    Args:
-        reference: published runs, drawn beside the study's own.
-    """
+    """Write a study's report into `out`, with published runs, the `reference`, drawn beside its
+    own; returns the written files."""
     runs = planned_runs(plan, store)
     if not any(plan.primary_metric in run.series for run in runs):
         yet = f"no run has logged {plan.primary_metric} yet; `run` the study first"
         raise ConfigurationError(f"study {study}: {StudyRuns(plan, store).unlogged or yet}")
-    tuned = split(plan, runs) if plan.tuning else None
-    judged = tuned.own if tuned else runs
+    tuning = tuned.split(plan, runs) if plan.tuning else None
+    judged = tuning.own if tuning else runs
     analysis = _without_idle_runs(plan, judged)
-    effects = factorial(plan, judged) if plan.design else None
+    effects = factorial.factorial(plan, judged) if plan.design else None
+    parameters = growth.parameters(analysis)
     parts = [
-        *_opening(plan, analysis, effects, tuned),
+        *_opening(plan, analysis, effects, tuning),
         verdicts.expectations(analysis, plan),
         sections.seeds_answer(plan),
         *_numbers(analysis, reference, compared=effects is None),
         xray_section(store, plan.study, analysis),
-        growth.growth_table(parameters := growth.parameters(analysis)),
-        sharpening_table(analysis),
+        growth.growth_table(parameters),
+        growth.sharpening_table(analysis),
         sections.published_table(reference, plan.primary_metric),
         *([] if effects or plan.pool else [verdicts.what_would_change(analysis)]),
         sections.differences_table(plan),
@@ -97,7 +78,8 @@ def report_study(
     ]
     document = Document(plan.study, plan.question, parts)
     numbers = numbers_of(analysis, parameters, _cleaned(), plan, effects)
-    return _write(document, analysis, numbers, out, tuned.ended_trials if tuned else ())
+    trials = tuning.ended_trials if tuning else ()
+    return [*write_files(document, numbers, out), _write_runs(analysis, trials, out)]
 
 
 def report_curves(
@@ -106,54 +88,57 @@ def report_curves(
     """Write the report of published curves into `out`; the first run is the reference arm."""
     runs = read_curves(curves)
     analysis = analyse(runs, metric_of(runs, metric, f"curves {curves}"))
+    parameters = growth.parameters(analysis)
     parts = [
         verdicts.answer(analysis, None, differences_picture(analysis)),
         *_numbers(analysis, reference),
-        growth.growth_table(parameters := growth.parameters(analysis)),
+        growth.growth_table(parameters),
         verdicts.what_would_change(analysis),
         sections.runs_table(analysis),
         sections.published_table(reference, metric),
     ]
     lead = f"{len(runs)} published runs, read from {curves.name}"
     document = Document(curves.stem.replace("_", " "), lead, parts)
-    return _write(document, analysis, numbers_of(analysis, parameters, _cleaned()), out)
+    numbers = numbers_of(analysis, parameters, _cleaned())
+    return [*write_files(document, numbers, out), _write_runs(analysis, (), out)]
 
 
 def _numbers(
     analysis: Analysis, reference: Sequence[Run], *, compared: bool = True
 ) -> list[Section]:
     """The curves and the tables; a factorial study compares no arms."""
-    about = CURVES_ABOUT.format(metric=analysis.metric)
-    about += about_bands(analysis)
-    curves = Picture("curves.png", draw_curves(analysis, reference), about)
+    about = (
+        f"{analysis.metric} against GRPO steps, and time or tokens, gradient norm, response length "
+        f"and entropy; lines are means over seeds{about_bands(analysis)}"
+    )
+    tables = [sections.arms_table]
     if analysis.judge == "two_part":
-        tables = (sections.two_part_arms_table, sections.successes_table)
-        return [Section("Curves", [curves]), *(make(analysis) for make in tables)]
-    found = [Section("Curves", [curves]), sections.arms_table(analysis)]
-    if compared:
-        tables = (sections.comparisons_table, outcomes.outcomes_table, costs.costs_table)
-        found += [make(analysis) for make in tables]
-    return found
+        tables = [sections.two_part_arms_table, sections.successes_table]
+    elif compared:
+        tables += [sections.comparisons_table, outcomes.outcomes_table, costs.costs_table]
+    curves = Picture("curves.png", draw_curves(analysis, reference), about)
+    return [Section("Curves", [curves]), *(make(analysis) for make in tables)]
 
 
 def _opening(
-    plan: Plan, analysis: Analysis, effects: Factorial | None, tuned: TunedRuns | None
+    plan: Plan,
+    analysis: Analysis,
+    effects: factorial.Factorial | None,
+    tuning: tuned.TunedRuns | None,
 ) -> list[Section]:
     """The answers: the sections before the curves."""
     if effects is None:
         found = [verdicts.answer(analysis, plan, differences_picture(analysis))]
     else:
         found = [
-            effect_sections.answer(effects, analysis, plan),
+            factorial.answer(effects, analysis, plan),
             Section("Pictures of the effects", [*effect_pictures(effects, analysis)]),
-            effect_sections.effects_table(effects),
+            factorial.effects_table(effects),
         ]
-    if tuned is not None:
-        found[0].blocks.insert(0, lead(tuned))
-        found += [
-            *([] if plan.pool else [at_reference(tuned, plan, analysis)]),
-            trials_table(tuned, sensitivity(tuned)),
-        ]
+    if tuning is not None:
+        found[0].blocks.insert(0, tuned.lead(tuning))
+        found += [] if plan.pool else [tuned.at_reference(tuning, analysis)]
+        found += [tuned.trials_table(tuning, sensitivity(tuning))]
     return found
 
 
@@ -162,9 +147,8 @@ def _without_idle_runs(plan: Plan, runs: Sequence[Run]) -> Analysis:
     analysis = analysis_of(plan, runs)
     if not plan.looks:
         return analysis
-    wanted = up_to_next_look(plan, analysis)
     kept: list[Run] = []
-    for arm, seeds in wanted.items():
+    for arm, seeds in up_to_next_look(plan, analysis).items():
         own = [run for run in runs if run.arm == arm]
         while len(own) > seeds and own[-1].status == "to do":
             own.pop()
@@ -190,33 +174,30 @@ def write_files(document: Document, numbers: dict, out: Path) -> list[Path]:
     return [out / name for name in (*names, *(picture.file for picture in document.pictures))]
 
 
-def _write(
-    document: Document, analysis: Analysis, numbers: dict, out: Path, trials: Sequence[Run] = ()
-) -> list[Path]:
-    """The files of a report, and `runs.csv`: one row per run, also without an outcome, and then one
-    per trial of a study with tuning. The header has the metric; steps are GRPO steps."""
-    written, clean, metric = write_files(document, numbers, out), _cleaned(), analysis.metric
-    header = [
+def _write_runs(analysis: Analysis, trials: Sequence[Run], out: Path) -> Path:
+    """`runs.csv`: one row per run, also without an outcome, and then one per trial of a study with
+    tuning. The header has the metric; steps are GRPO steps."""
+    clean, metric = _cleaned(), analysis.metric
+    rows: list[list[object]] = [[
         "run_name", "arm", "seed", "status", "reason", "last_step",
         f"best_{metric}", "best_eval_step", f"final_{metric}", f"mean_{metric}",
         "collapsed_at", "seconds", "directory",
-    ]  # fmt: skip
+    ]]  # fmt: skip
+    for run in (*analysis.runs, *trials):
+        s = run.summary(metric)
+        values = [s.best, _whole(s.best_step), s.final, round(s.auc, 6)] if s else [None] * 4
+        rows.append([
+            run.name, run.arm, run.seed, run.status, run.reason, _whole(run.last_step), *values,
+            _whole(s.collapsed_at) if s else None, run.record.get("seconds"),
+            id_of(run.directory.name) if run.directory else None,
+        ])  # fmt: skip
     file = out / "runs.csv"
     with file.open("w", encoding="utf-8", errors="backslashreplace", newline="") as opened:
-        writer = csv.writer(opened)
-        for cells in (header, *(_csv_row(run, metric) for run in (*analysis.runs, *trials))):
-            writer.writerow([_no_formula(clean(c)) if isinstance(c, str) else c for c in cells])
-    return [*written, file]
-
-
-def _csv_row(run: Run, metric: str) -> list[object]:
-    s = run.summary(metric)
-    values = [s.best, _whole(s.best_step), s.final, round(s.auc, 6)] if s else [None] * 4
-    return [
-        run.name, run.arm, run.seed, run.status, run.reason, _whole(run.last_step), *values,
-        _whole(s.collapsed_at) if s else None, run.record.get("seconds"),
-        id_of(run.directory.name) if run.directory else None,
-    ]  # fmt: skip
+        csv.writer(opened).writerows(
+            [_no_formula(clean(cell)) if isinstance(cell, str) else cell for cell in row]
+            for row in rows
+        )
+    return file
 
 
 def _no_formula(text: str) -> str:
@@ -234,83 +215,72 @@ def numbers_of(
     curves: Mapping[str, Mapping[str, Interval]],
     clean: Callable[[str], str],
     plan: Plan | None = None,
-    effects: Factorial | None = None,
+    effects: factorial.Factorial | None = None,
 ) -> dict[str, Any]:
-    """The content of `report.json`, with `clean` applied to all names and sentences.
-
-    Args:
-        curves: the parameters of learning curves, by arm.
-        plan: the plan of a study; other curves have none.
-        effects: of a factorial study.
-    """
-    means = {arm.name: arm.intervals[analysis.decide_on].mean for arm in analysis.arms}
-    sentences = sentences_of(effects) if effects else []
+    """The content of `report.json`, with `clean` applied to all names and sentences; `curves` has
+    the parameters of each arm's learning curve."""
+    decisive, arms = analysis.decisive.items(), analysis.arms
+    sentences = factorial.sentences_of(effects) if effects else []
+    mixed = [arm for arm in arms if arm.is_mixed and analysis.judge == "paired"]
+    means = {arm.name: arm.intervals[analysis.decide_on].mean for arm in arms}
     return {
         "reference": clean(analysis.reference.name),
         "metric": clean(analysis.metric),
-        "arms": {clean(name): _arm(name, analysis) for name in analysis.decisive},
-        "effects": entries_of(effects) if effects else [],
+        "arms": {clean(name): _arm(found, analysis) for name, found in decisive},
+        "effects": factorial.entries_of(effects) if effects else [],
         "curves": {
             clean(arm): {name: found.mean for name, found in each.items()}
             for arm, each in curves.items()
         },
         "details": {
             "question": clean(plan.question) if plan else None,
-            "runs": sum(arm.ended for arm in analysis.arms),
+            "runs": sum(arm.ended for arm in arms),
             "margin": analysis.margin,
             "means": {clean(name): mean for name, mean in means.items()},
-            "mixed": [
-                clean(arm.name)
-                for arm in analysis.arms
-                if arm.is_mixed and analysis.judge == "paired"  # two parts are made for such arms
-            ],
-            "arms": _details(analysis, plan, clean),
+            "mixed": [clean(arm.name) for arm in mixed],  # two parts are made for such arms
+            "arms": {
+                clean(name): {
+                    "against": clean(analysis.reference_of(name).name),
+                    **_expected(name, analysis, plan),
+                    "next_look": found.next_look,
+                    "disagreement": verdicts.disagreement(found),
+                }
+                for name, found in decisive
+            },
             "sentences": [text and clean(text) for text in sentences],
         },
     }
 
 
-def _details(
-    analysis: Analysis, plan: Plan | None, clean: Callable[[str], str]
-) -> dict[str, dict[str, Any]]:
-    expect = plan.expect if plan else {}
-    return {
-        clean(name): {
-            "against": clean(analysis.reference_of(name).name),
-            "expected": expect.get(name),
-            "agreement": agreement(expect[name], found_of(name, analysis), analysis.margin)
-            if name in expect
-            else None,
-            "next_look": found.next_look,
-            "disagreement": disagreement(found),
-        }
-        for name, found in analysis.decisive.items()
-    }
+def _expected(name: str, analysis: Analysis, plan: Plan | None) -> dict[str, Any]:
+    if plan is None or name not in plan.expect:
+        return {"expected": None, "agreement": None}
+    expected, found = plan.expect[name], verdicts.found_of(name, analysis)
+    agreement = verdicts.agreement(expected, found, analysis.margin)
+    return {"expected": expected, "agreement": agreement}
 
 
-def _arm(name: str, analysis: Analysis) -> dict[str, Any]:
-    comparison, arm = analysis.decisive[name], analysis.arm(name)
-    of, compared = comparison.difference, comparison.verdict is not Verdict.INESTIMABLE
-    differs, same = (min(1.0, p) if compared else None for p in comparison.p_values)
-    return {
-        "verdict": comparison.verdict,
+def _arm(found: Comparison, analysis: Analysis) -> dict[str, Any]:
+    arm, of, parts = analysis.arm(found.arm), found.difference, found.two_part
+    known = found.verdict is not Verdict.INESTIMABLE
+    differs, same = (min(1.0, p) if known else None for p in found.p_values)
+    numbers = {
+        "verdict": found.verdict,
         "difference": of.mean,
         "low": of.low,
         "high": of.high,
-        "pairs": comparison.n,
+        "pairs": found.n,
         "collapsed": [arm.collapsed, arm.ended],
         "equivalence_margin": analysis.margin,
         "p_difference": differs,
         "p_equivalent": same,
-        **(_two_part(comparison.two_part) if comparison.two_part else {}),
     }
-
-
-def _two_part(found: TwoPart) -> dict[str, Any]:
-    shares, everyone = found.shares, found.everyone
-    return {
-        "threshold": found.threshold,
-        "successes": shares and [shares.arm, shares.reference],
-        "shares_p": shares and shares.p,
-        "all_runs": everyone and [everyone.difference, *everyone.interval(ALPHA)],
-    }
+    if parts:
+        shares, everyone = parts.shares, parts.everyone
+        numbers |= {
+            "threshold": parts.threshold,
+            "successes": shares and [shares.arm, shares.reference],
+            "shares_p": shares and shares.p,
+            "all_runs": everyone and [everyone.difference, *everyone.interval(ALPHA)],
+        }
+    return numbers

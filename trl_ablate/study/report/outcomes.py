@@ -5,8 +5,8 @@ number: the rate of collapse has an exact interval (Clopper and Pearson 1934) an
 test, and the mean over the other runs stands beside it. The interquartile mean and the probability
 of improvement are those of Agarwal et al. (2021), "Deep Reinforcement Learning at the Edge of the
 Statistical Precipice", with intervals from a bootstrap that resamples the runs of each arm (seeded,
-so that a report repeats). With three to five runs such intervals are too narrow (a test shows by
-how much): they describe, and no verdict rests on them.
+so that a report repeats). With three to five runs such intervals are too narrow: they describe, and
+no verdict rests on them.
 """
 
 from collections.abc import Sequence
@@ -38,15 +38,17 @@ NOTE = (
 class Collapse:
     """How often an arm collapsed, against its reference."""
 
-    arm: str
-    collapsed: int
-    ended: int
-    rate: tuple[float, float]
-    reference: str | None
+    arm: ArmResult
+    reference: ArmResult | None
+    """None for an arm without a comparison."""
     p: float | None
-    """Of Fisher's exact test, corrected; None for the reference, or without runs."""
+    """Of Fisher's exact test, corrected."""
     others: Interval
     """The deciding statistic over the runs that did not collapse."""
+
+    @property
+    def rate(self) -> tuple[float, float]:
+        return clopper_pearson(self.arm.collapsed, self.arm.ended)
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
@@ -56,14 +58,9 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
     return stats.trim_mean(values, TRIMMED, axis=-1)
 
 
-def probability_of_improvement(arm: Sequence[float], reference: Sequence[float]) -> float:
-    """P(a run of the arm > a run of the reference), ties count half: the Mann-Whitney statistic
-    over the number of pairs."""
-    return float(_wins(arm, reference).mean())
-
-
-def _wins(arm: Sequence[float], reference: Sequence[float]) -> np.ndarray:
-    """1, 0.5 or 0 for every run of the arm (rows) against every run of the reference."""
+def wins(arm: Sequence[float], reference: Sequence[float]) -> np.ndarray:
+    """1, 0.5 or 0 for every run of the arm (rows) against every run of the reference. The mean is
+    P(a run of the arm > a run of the reference): the Mann-Whitney statistic over the pairs."""
     differences = np.subtract.outer(np.asarray(arm, float), np.asarray(reference, float))
     return (differences > 0) + 0.5 * (differences == 0)
 
@@ -82,8 +79,8 @@ def improvement_interval(arm: Sequence[float], reference: Sequence[float]) -> tu
         rng.multinomial(len(sample), np.full(len(sample), 1 / len(sample)), size=RESAMPLES)
         for sample in (arm, reference)
     )
-    wins = ((first @ _wins(arm, reference)) * second).sum(axis=1)
-    return _percentiles(wins / (len(arm) * len(reference)))
+    found = ((first @ wins(arm, reference)) * second).sum(axis=1)
+    return _percentiles(found / (len(arm) * len(reference)))
 
 
 def _percentiles(found: np.ndarray) -> tuple[float, float]:
@@ -93,43 +90,34 @@ def _percentiles(found: np.ndarray) -> tuple[float, float]:
 
 def collapses(analysis: Analysis) -> dict[str, Collapse]:
     """Every arm with an outcome."""
-    arms = [arm for arm in analysis.arms if arm.ended]
-    compared, p = analysis.compared, {}
-    for arm in arms:
-        other = analysis.reference_of(arm.name)
-        if arm.name in compared and other.ended:
-            p[arm.name] = fisher_p(arm.collapsed, arm.ended, other.collapsed, other.ended)
-    p = dict(zip(p, holm(list(p.values())), strict=True))
+    arms = {arm.name: arm for arm in analysis.arms if arm.ended}
+    others = {name: analysis.reference_of(name) for name in arms if name in analysis.compared}
+    others = {name: other for name, other in others.items() if other.ended}
+    p = [fisher_p(arms[name].collapsed, arms[name].ended, other.collapsed, other.ended)
+         for name, other in others.items()]  # fmt: skip
+    corrected = dict(zip(others, holm(p), strict=True))
+    calm = {name: [s.value(analysis.decide_on) for s in arm.known if not s.collapsed]
+            for name, arm in arms.items()}  # fmt: skip
     return {
-        arm.name: Collapse(
-            arm=arm.name,
-            collapsed=arm.collapsed,
-            ended=arm.ended,
-            rate=clopper_pearson(arm.collapsed, arm.ended),
-            reference=analysis.reference_of(arm.name).name if arm.name in p else None,
-            p=p.get(arm.name),
-            others=t_interval(_values(arm, analysis, calm=True)),
-        )
-        for arm in arms
+        name: Collapse(arm, others.get(name), corrected.get(name), t_interval(calm[name]))
+        for name, arm in arms.items()
     }
 
 
 def sentences(analysis: Analysis) -> list[str]:
     """One for each arm with a collapse."""
-    found = collapses(analysis)
-    return [_sentence(each, found) for each in found.values() if each.collapsed]
+    return [_sentence(each) for each in collapses(analysis).values() if each.arm.collapsed]
 
 
-def _sentence(found: Collapse, all_of_them: dict[str, Collapse]) -> str:
-    low, high = found.rate
+def _sentence(found: Collapse) -> str:
+    (low, high), arm, other = found.rate, found.arm, found.reference
     words = (
-        f"{found.arm}: {found.collapsed} of {found.ended} runs collapsed "
+        f"{arm.name}: {arm.collapsed} of {arm.ended} runs collapsed "
         f"(95 % interval of the rate {number(low)} to {number(high)})"
     )
-    if found.reference is not None:
-        other = all_of_them[found.reference]
+    if other is not None:
         words += (
-            f", {other.collapsed} of {other.ended} of {found.reference} "
+            f", {other.collapsed} of {other.ended} of {other.name} "
             f"(Fisher's exact test: {p_words(found.p)})"
         )
     if found.others.mean is None:
@@ -138,20 +126,25 @@ def _sentence(found: Collapse, all_of_them: dict[str, Collapse]) -> str:
 
 
 def outcomes_table(analysis: Analysis) -> Section:
+    def values(arm: ArmResult) -> list[float]:
+        return [summary.value(analysis.decide_on) for summary in arm.known]
+
+    def bracketed(value: float, limits: tuple[float, float]) -> str:
+        return f"{number(value)} [{number(limits[0])}, {number(limits[1])}]"
+
     def middle(found: Collapse) -> str:
-        values = _values(analysis.arm(found.arm), analysis)
-        return _bracketed(float(interquartile_mean(np.array(values))), middle_interval(values))
+        own = values(found.arm)
+        return bracketed(float(interquartile_mean(np.array(own))), middle_interval(own))
 
     def improvement(found: Collapse) -> str:
         if found.reference is None:
             return NOTHING
-        names = (found.arm, found.reference)
-        both = [_values(analysis.arm(name), analysis) for name in names]
-        return _bracketed(probability_of_improvement(*both), improvement_interval(*both))
+        both = values(found.arm), values(found.reference)
+        return bracketed(float(wins(*both).mean()), improvement_interval(*both))
 
     columns: Columns = [
-        ("arm", lambda found: found.arm),
-        ("collapsed", lambda found: f"{found.collapsed} of {found.ended}"),
+        ("arm", lambda found: found.arm.name),
+        ("collapsed", lambda found: f"{found.arm.collapsed} of {found.arm.ended}"),
         ("rate", lambda found: " to ".join(map(number, found.rate))),
         ("p of collapse", lambda found: p_value(found.p)),
         ("mean of the others", lambda found: interval(found.others)),
@@ -159,13 +152,3 @@ def outcomes_table(analysis: Analysis) -> Section:
         ("P(better)", improvement),
     ]
     return table("Outcomes", collapses(analysis).values(), columns, NOTE)
-
-
-def _bracketed(value: float, limits: tuple[float, float]) -> str:
-    return f"{number(value)} [{number(limits[0])}, {number(limits[1])}]"
-
-
-def _values(arm: ArmResult, analysis: Analysis, *, calm: bool = False) -> list[float]:
-    """The deciding statistic of the arm's runs; with `calm`, of those that did not collapse."""
-    kept = [summary for summary in arm.known if not (calm and summary.collapsed)]
-    return [summary.value(analysis.decide_on) for summary in kept]

@@ -8,7 +8,8 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from statistics import median, stdev
 from typing import Any
@@ -18,7 +19,7 @@ from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.json_files import read_jsonl
 from trl_ablate.study.planned import Plan, setting
 from trl_ablate.study.report.analysis import STATISTICS, Analysis, ArmResult
-from trl_ablate.study.report.curves import Run, Summary
+from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.document import Block, Code, Columns, Items, Section, Text, table
 from trl_ablate.study.report.numbers import (
     MIXED,
@@ -30,9 +31,9 @@ from trl_ablate.study.report.numbers import (
     step,
     within,
 )
-from trl_ablate.study.report.stats import ALPHA, Comparison, t_interval
+from trl_ablate.study.report.stats import ALPHA, t_interval
 from trl_ablate.study.report.verdicts import difference_of
-from trl_ablate.study.two_part import Means, Shares, clopper_pearson
+from trl_ablate.study.two_part import TwoPart, clopper_pearson
 from trl_ablate.switches import named
 
 LOOKS_NOTE = (
@@ -74,6 +75,13 @@ ARMS_NOTE = (
 )
 
 
+SAMPLE_CHARACTERS = 700
+OF_A_STEP = re.compile(r"step_[0-9]+\.jsonl")
+"""What a run writes; a person's own file beside it is left alone."""
+IN_A_CHECKOUT = Path("recipes")
+"""Where a checkout has the shipped recipes and studies."""
+
+
 def arms_table(analysis: Analysis) -> Section:
     columns: Columns = [
         ("arm", lambda arm: arm.name),
@@ -90,16 +98,13 @@ def arms_table(analysis: Analysis) -> Section:
 
 def comparisons_table(analysis: Analysis) -> Section:
     looks, decides = analysis.looks, analysis.decide_on
-
-    def p_or_pairs(c) -> str:
-        return str(c.difference.n) if looks else p_value(c.p_corrected)
-
     columns: Columns = [
         ("arm", lambda c: c.arm),
         ("against", lambda c: analysis.reference_of(c.arm).name),
         ("verdict", lambda c: c.verdict),
         (f"{STATISTICS[decides]}: difference", lambda c: difference_of(c, analysis)),
-        ("pairs" if looks else "p", p_or_pairs),
+        ("pairs", lambda c: str(c.difference.n)) if looks
+        else ("p", lambda c: p_value(c.p_corrected)),
         *(
             (f"{name}: difference",
              lambda c, s=s: difference_of(analysis.comparisons[s][c.arm], analysis))
@@ -123,11 +128,6 @@ def two_part_arms_table(analysis: Analysis) -> Section:
     def values(arm: ArmResult, least: float = -math.inf) -> list[float]:
         return [x for x in arm.values(analysis.decide_on) if x is not None and x >= least]
 
-    def succeed(arm: ArmResult) -> str:
-        k, n = len(values(arm, limit)), len(values(arm))
-        low, high = clopper_pearson(k, n) if n else (0.0, 1.0)
-        return f"{k} of {n} [{low:.2f}, {high:.2f}]"
-
     def spread(arm: ArmResult) -> str:
         good = values(arm, limit)
         return number(stdev(good) if len(good) > 1 else None)
@@ -135,7 +135,7 @@ def two_part_arms_table(analysis: Analysis) -> Section:
     columns: Columns = [
         ("arm", lambda arm: arm.name),
         ("runs", lambda arm: arm.outcome()),
-        ("succeed", succeed),
+        ("succeed", lambda arm: _share(len(values(arm, limit)), len(values(arm)))),
         ("mean where runs succeed", lambda arm: interval(t_interval(values(arm, limit)))),
         ("sd of these", spread),
         ("median of all runs", lambda arm: number(median(values(arm)) if values(arm) else None)),
@@ -144,18 +144,17 @@ def two_part_arms_table(analysis: Analysis) -> Section:
     return table("Arms, best first", analysis.ranked(), columns, note, 2)
 
 
+def _share(k: int, n: int) -> str:
+    low, high = clopper_pearson(k, n) if n else (0.0, 1.0)
+    return f"{k} of {n} [{low:.2f}, {high:.2f}]"
+
+
 def successes_table(analysis: Analysis) -> Section:
-    def of(comparison: Comparison) -> Shares | None:
-        return comparison.two_part.shares if comparison.two_part else None
+    found = analysis.decisive.values()
+    looks = {c.arm: c.two_part for c in found if c.two_part and c.two_part.shares}
 
-    def share(shares: Shares | None, which: int) -> str:
-        if shares is None:
-            return NOTHING
-        k, n = (shares.arm, shares.reference)[which]
-        low, high = shares.intervals[which]
-        return f"{k} of {n} [{low:.2f}, {high:.2f}]"
-
-    def all_runs(means: Means | None) -> str:
+    def all_runs(look: TwoPart | None) -> str:
+        means = look and look.everyone
         return within(means.difference, *means.interval(ALPHA)) if means else NOTHING
 
     columns: Columns = [
@@ -163,14 +162,15 @@ def successes_table(analysis: Analysis) -> Section:
         ("against", lambda c: analysis.reference_of(c.arm).name),
         ("verdict", lambda c: c.verdict),
         ("threshold", lambda c: number(c.two_part and c.two_part.threshold)),
-        ("succeed", lambda c: share(of(c), 0)),
-        ("of the reference", lambda c: share(of(c), 1)),
-        ("p of the shares", lambda c: p_value((s := of(c)) and s.p)),
+        ("succeed", lambda c: _share(*looks[c.arm].shares.arm) if c.arm in looks else NOTHING),
+        ("of the reference",
+         lambda c: _share(*looks[c.arm].shares.reference) if c.arm in looks else NOTHING),
+        ("p of the shares", lambda c: p_value(looks[c.arm].shares.p if c.arm in looks else None)),
         ("difference where runs succeed", lambda c: difference(c.difference)),
         ("p", lambda c: p_value(c.p)),
-        ("difference over all runs", lambda c: all_runs(c.two_part and c.two_part.everyone)),
-    ]
-    return table("Comparisons", analysis.decisive.values(), columns, TWO_PART_NOTE, 3)
+        ("difference over all runs", lambda c: all_runs(looks.get(c.arm))),
+    ]  # fmt: skip
+    return table("Comparisons", found, columns, TWO_PART_NOTE, 3)
 
 
 def differences_table(plan: Plan) -> Section:
@@ -192,70 +192,57 @@ def differences_table(plan: Plan) -> Section:
 
 
 def runs_table(analysis: Analysis) -> Section:
-    def status(run: Run) -> str:
-        return run.status + (f": {run.reason}" if run.reason else "")
-
     def minutes(run: Run) -> str:
         seconds = run.record.get("seconds")
         return f"{seconds / 60:.1f}" if isinstance(seconds, (int, float)) else NOTHING
 
-    of = {id(run): run.summary(analysis.metric) for run in analysis.runs}
     columns: Columns = [
-        ("run", lambda run: run.name),
-        ("status", status),
-        ("last step", lambda run: step(run.last_step)),
-        *_summary_columns(lambda run: of[id(run)]),
-        ("collapsed at", lambda run: step(of[id(run)] and of[id(run)].collapsed_at)),
-        ("minutes", minutes),
+        ("run", lambda each: each[0].name),
+        ("status", lambda each: each[0].status + f": {each[0].reason}" * bool(each[0].reason)),
+        ("last step", lambda each: step(each[0].last_step)),
+        *ENDS,
+        ("collapsed at", lambda each: step(each[1] and each[1].collapsed_at)),
+        ("minutes", lambda each: minutes(each[0])),
     ]
-    return table("Runs", analysis.runs, columns, RUNS_NOTE, 2)
+    runs = [(run, run.summary(analysis.metric)) for run in analysis.runs]
+    return table("Runs", runs, columns, RUNS_NOTE, 2)
 
 
 def published_table(runs: Sequence[Run], metric: str) -> Section:
-    known = [run for run in runs if run.summary(metric)]
-    columns = [("run", lambda run: run.name), *_summary_columns(lambda run: run.summary(metric))]
-    return table("Published curves", known, columns)
+    known = [(run, summary) for run in runs if (summary := run.summary(metric))]
+    return table("Published curves", known, [("run", lambda each: each[0].name), *ENDS])
 
 
-def _summary_columns(of: Callable[[Run], Summary | None]) -> Columns:
-    return [
-        ("final", lambda run: number((s := of(run)) and s.final)),
-        ("best", lambda run: number((s := of(run)) and s.best)),
-        ("best at", lambda run: step((s := of(run)) and s.best_step)),
-    ]
-
-
-SAMPLE_CHARACTERS = 700
-_OF_A_STEP = re.compile(r"step_[0-9]+\.jsonl")
-"""What a run writes; a person's own file beside it is left alone."""
-IN_A_CHECKOUT = Path("recipes")
-"""Where a checkout has the shipped recipes and studies."""
+ENDS: Columns = [
+    ("final", lambda each: number(each[1] and each[1].final)),
+    ("best", lambda each: number(each[1] and each[1].best)),
+    ("best at", lambda each: step(each[1] and each[1].best_step)),
+]
+"""Columns of a run with its summary."""
 
 
 def samples(analysis: Analysis) -> Section:
     """For each arm, one rewarded and one unrewarded response from the last rollouts of a run."""
     blocks: list[Block] = []
     for arm in analysis.arms:
-        file, rows = next(
-            (found for run in arm.runs if (found := _last_rollouts(run))[1]), (None, [])
-        )
-        if file is not None:
+        for file, rows in filter(None, map(_last_rollouts, arm.runs)):
             ordered = sorted(rows, key=_reward)
             for kind, row in (("highest", ordered[-1]), ("lowest", ordered[0])):
-                step = file.stem.replace("_", " ")
-                title = f"{arm.name}, {step}, {kind} reward: {row.get('reward')}"
+                at = file.stem.replace("_", " ")
+                title = f"{arm.name}, {at}, {kind} reward: {row.get('reward')}"
                 blocks.append(Code(_sample(row), title))
+            break
     return Section("Samples", blocks)
 
 
-def _last_rollouts(run: Run) -> tuple[Path | None, list[dict[str, Any]]]:
-    folder = run.directory and run.directory / "rollouts"
-    written = sorted(folder.glob("step_*.jsonl")) if folder else []
-    files = [file for file in written if _OF_A_STEP.fullmatch(file.name) and file.is_file()]
+def _last_rollouts(run: Run) -> tuple[Path, list[dict[str, Any]]] | None:
+    written = sorted(run.directory.glob("rollouts/step_*.jsonl")) if run.directory else []
+    files = [file for file in written if OF_A_STEP.fullmatch(file.name) and file.is_file()]
     try:
-        return (files[-1], list(read_jsonl(files[-1]))) if files else (None, [])
+        rows = list(read_jsonl(files[-1])) if files else []
     except ConfigurationError:  # samples are an illustration; another run of the arm may have some
-        return None, []
+        return None
+    return (files[-1], rows) if rows else None
 
 
 def _reward(row: dict[str, Any]) -> float:
@@ -280,17 +267,14 @@ def _shortened(value: Any) -> str:
 def environment(runs: Sequence[Run]) -> Section:
     """Versions, machines and commits of the runs; if they differ, how many runs have each."""
     records = [run.record for run in runs if run.record]
-    found = {
-        "commit": _counted(_commit(record) for record in records),
-        "python": _counted(record.get("python") for record in records),
-        "CPUs": _counted(record.get("cpus") for record in records),
-        "GPU": _counted(record.get("gpu") for record in records),
-    }
+    found = {"commit": _counted(map(_commit, records))}
+    for name, key in (("python", "python"), ("CPUs", "cpus"), ("GPU", "gpu")):
+        found[name] = _counted(record.get(key) for record in records)
     versions = [of for record in records if isinstance(of := record.get("versions"), dict)]
     for name in sorted({name for of in versions for name in of}):
         found[name] = _counted(of.get(name) for of in versions)
-    known = [name for name in found if found[name]]
-    return table("Environment", known, [("", str), ("", lambda name: found[name])], numbers_from=2)
+    known = [each for each in found.items() if each[1]]
+    return table("Environment", known, [("", itemgetter(0)), ("", itemgetter(1))], numbers_from=2)
 
 
 def commands(plan: Plan, study: Path) -> Section:
@@ -308,26 +292,24 @@ def commands(plan: Plan, study: Path) -> Section:
 def shortest(path: Path) -> str:
     """A file's path for a command that runs in a checkout. It shows nothing of the machine.
 
-    A shipped file has its path in the checkout. Any other file is relative to the current folder;
-    outside of it, only the name is given.
+    A shipped file has its path in the checkout, also that of another checkout: a plan keeps the
+    paths of the one that made it. Any other file is relative to the current folder; outside of it,
+    only the name is given.
     """
     path = path.resolve()
-    if path.is_relative_to(SHIPPED):
-        return str(IN_A_CHECKOUT / path.relative_to(SHIPPED))
     relative = os.path.relpath(path)
-    if not relative.startswith(".."):
+    if not path.is_relative_to(SHIPPED) and not relative.startswith(".."):
         return relative
-    # a shipped file of another checkout or installed package: a plan keeps the paths of the
-    # checkout that made it
     roots = [folder for folder in path.parents if folder.name in (IN_A_CHECKOUT.name, SHIPPED.name)]
     tails = [path.relative_to(root) for root in roots]
-    shipped = (str(IN_A_CHECKOUT / tail) for tail in tails if (SHIPPED / tail).is_file())
-    return next(shipped, path.name)
+    return next(
+        (str(IN_A_CHECKOUT / tail) for tail in tails if (SHIPPED / tail).is_file()), path.name
+    )
 
 
 def seeds_answer(plan: Plan) -> Section:
-    paragraphs = plan.seeds_answer.strip().split("\n\n") if plan.seeds_answer.strip() else []
-    return Section("What was found before", [Text(" ".join(part.split())) for part in paragraphs])
+    paragraphs = (" ".join(part.split()) for part in plan.seeds_answer.split("\n\n"))
+    return Section("What was found before", [Text(words) for words in paragraphs if words])
 
 
 def warnings(plan: Plan, runs: Sequence[Run]) -> Section:
@@ -353,7 +335,7 @@ def different_starts(plan: Plan, runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _commit(record: Any) -> str | None:
+def _commit(record: Mapping[str, Any]) -> str | None:
     git = record.get("git")
     if not isinstance(git, dict) or not git.get("commit"):
         return None

@@ -6,15 +6,20 @@ from dataclasses import dataclass, replace
 
 from trl_ablate.study.factors import level_text
 from trl_ablate.study.planned import Plan
-from trl_ablate.study.report import effect_sections, sections, verdicts
+from trl_ablate.study.report import factorial, sections, verdicts
 from trl_ablate.study.report.analysis import STATISTICS, Analysis, analyse
 from trl_ablate.study.report.curves import Run
-from trl_ablate.study.report.document import Block, Columns, Items, Picture, Section, Text, table
-from trl_ablate.study.report.factorial import factorial
+from trl_ablate.study.report.document import Columns, Items, Picture, Section, Text, table
 from trl_ablate.study.report.numbers import number
 from trl_ablate.study.runs import Tuned, score, tuned
 from trl_ablate.study.tuning import Tuning
 from trl_ablate.study.verdict import Verdict
+
+NOTE = (
+    "Mean over the trials of each value, whose seeds are used for nothing else; * the arm's best. "
+    "The mean of a best value is too high, as it was chosen for being high: the answers come from "
+    "fresh seeds."
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ class Trials:
 class TunedRuns:
     """The runs of a study with tuning. Arms have the names that they have in the study."""
 
+    plan: Plan
     tuning: Tuning
     arms: dict[str, Tuned]
     trials: dict[str, list[Trials]]
@@ -43,20 +49,24 @@ class TunedRuns:
     """With fresh seeds, each arm at its own best value; without curves before it is known."""
     at_reference: list[Run]
     """With fresh seeds, each arm at the best value of its reference."""
-    references: dict[str, str]
-    metric: str
 
     @property
     def numbers(self) -> list[float]:
         """The values, if all are numbers."""
-        of = self.tuning.values
-        found = [v for v in of if isinstance(v, (int, float)) and not isinstance(v, bool)]
-        return [float(v) for v in found] if len(found) == len(of) else []
+        numeric = all(type(value) in (int, float) for value in self.tuning.values)
+        return [float(value) for value in self.tuning.values] if numeric else []
 
     def best(self, arm: str) -> str:
         """The text of an arm's best value."""
         chosen = self.arms[arm].standing.chosen
         return "not known yet" if chosen is None else level_text(self.tuning.values[chosen])
+
+    def best_of_reference(self, arm: str) -> str:
+        return self.best(self.plan.reference_of(arm))
+
+    @property
+    def outcome_name(self) -> str:
+        return f"{STATISTICS[self.tuning.by]} {self.plan.primary_metric}"
 
     @property
     def ended_trials(self) -> list[Run]:
@@ -68,46 +78,36 @@ class TunedRuns:
 def split(plan: Plan, runs: Sequence[Run]) -> TunedRuns:
     """Sort the runs of a plan, arm by arm as `planned_runs` returns them."""
     tuning, metric = plan.tuning, plan.primary_metric
-    if tuning is None:
-        raise ValueError(f"study {plan.study} has no tuning")
-    by_candidate = {arm.name: [run for run in runs if run.arm == arm.name] for arm in plan.arms}
+    assert tuning is not None, f"study {plan.study} has no tuning"
+    of_candidate = {name: [run for run in runs if run.arm == name] for name in plan.runs_of}
     finished = {
         planned.id: score(run, metric, tuning)
-        for arm in plan.arms
-        for planned, run in zip(arm.runs, by_candidate[arm.name], strict=True)
+        for name, of in plan.runs_of.items()
+        for planned, run in zip(of, of_candidate[name], strict=True)
         if run.counts or run.status == "failed"
     }
     arms = {each.arm: each for each in tuned(plan, finished)}
-    number = len(tuning.seeds)
 
     def trials(candidate: str) -> Trials:
-        of = by_candidate[candidate][:number]
+        of = of_candidate[candidate][: plan.trials]
         ended = [(s, s.value(tuning.by)) for run in of if (s := run.outcome(metric))]
         fallen = [value for summary, value in ended if summary.collapsed]
         return Trials(of, [value for _, value in ended], fallen)
 
     def fresh(arm: str, candidate: str | None) -> list[Run]:
-        found = by_candidate[candidate or tuning.arms[arm][0]][number:]
+        found = of_candidate[candidate or tuning.arms[arm][0]][plan.trials :]
         if candidate is None:
             return [Run(arm=arm, seed=run.seed, status="to do") for run in found]
         return [replace(run, arm=arm) for run in found]
 
     return TunedRuns(
+        plan=plan,
         tuning=tuning,
         arms=arms,
-        trials={arm: [trials(name) for name in names] for arm, names in tuning.arms.items()},
+        trials={arm: [*map(trials, names)] for arm, names in tuning.arms.items()},
         own=[run for arm, each in arms.items() for run in fresh(arm, each.best)],
         at_reference=[run for arm, each in arms.items() for run in fresh(arm, each.at_reference)],
-        references={arm: plan.reference_of(arm) for arm in arms},
-        metric=metric,
     )
-
-
-NOTE = (
-    "Mean over the trials of each value, whose seeds are used for nothing else; * the arm's best. "
-    "The mean of a best value is too high, as it was chosen for being high: the answers come from "
-    "fresh seeds."
-)
 
 
 def lead(found: TunedRuns) -> Text:
@@ -119,13 +119,10 @@ def lead(found: TunedRuns) -> Text:
     )
 
 
-def at_reference(found: TunedRuns, plan: Plan, own: Analysis) -> Section:
-    """The answer at the value that is best for each arm's reference; empty before one is known.
-
-    Args:
-        own: the first answer, each arm at its own best.
-    """
-    key = found.tuning.key
+def at_reference(found: TunedRuns, own: Analysis) -> Section:
+    """The answer at the value that is best for each arm's reference, beside `own`, each arm at its
+    own best; empty before a value is known."""
+    plan, key = found.plan, found.tuning.key
     title = f"Answer at the reference's {key}"
     if not any(each.at_reference for each in found.arms.values()):
         return Section(title)
@@ -133,22 +130,21 @@ def at_reference(found: TunedRuns, plan: Plan, own: Analysis) -> Section:
         found.at_reference, plan.primary_metric, plan.decide_on, plan.against,
         margin=plan.equivalence_margin,
     )  # fmt: skip
-    values = dict.fromkeys(found.best(found.references[arm]) for arm in found.arms)
+    values = dict.fromkeys(map(found.best_of_reference, found.arms))
     about = Text(
         f"The same arms, each at the {key} that is best for its reference ({', '.join(values)}). "
         "Its verdicts are a family of their own, corrected without those above."
     )
-    blocks: list[Block] = [about]
     if plan.design is not None:
-        effects = factorial(plan, found.at_reference)
-        blocks += effect_sections.answer(effects, analysis, None).blocks
-        blocks += effect_sections.effects_table(effects).blocks
+        effects = factorial.factorial(plan, found.at_reference)
+        parts = factorial.answer(effects, analysis, None), factorial.effects_table(effects)
     else:
-        blocks += verdicts.answer(analysis, None).blocks
         changed = _changed(found, own, analysis)
-        blocks += [Items(changed)] if changed else []
-        blocks += sections.comparisons_table(analysis).blocks
-    return Section(title, blocks)
+        parts = (
+            verdicts.answer(analysis, None), Section("", [Items(changed)] if changed else []),
+            sections.comparisons_table(analysis),
+        )  # fmt: skip
+    return Section(title, [about, *(block for part in parts for block in part.blocks)])
 
 
 def _changed(found: TunedRuns, own: Analysis, shared: Analysis) -> list[str]:
@@ -158,9 +154,8 @@ def _changed(found: TunedRuns, own: Analysis, shared: Analysis) -> list[str]:
         both = (shared.decisive[arm].verdict, at_own.verdict)
         if both[0] != both[1] and Verdict.TOO_FEW not in both:
             lines.append(
-                f"{arm}: {both[0]} at its reference's {key} "
-                f"({found.best(found.references[arm])}), {both[1]} at its own best "
-                f"({found.best(arm)}): the verdict depends on the {key}."
+                f"{arm}: {both[0]} at its reference's {key} ({found.best_of_reference(arm)}), "
+                f"{both[1]} at its own best ({found.best(arm)}): the verdict depends on the {key}."
             )
     return lines
 
@@ -178,33 +173,33 @@ def trials_table(found: TunedRuns, pictures: Sequence[Picture]) -> Section:
         (found.tuning.key, value),
         ("trials", lambda row: str(len(row[2].scores))),
         ("collapsed", lambda row: str(len(row[2].collapsed))),
-        (f"{STATISTICS[found.tuning.by]} {found.metric}", lambda row: number(row[2].mean)),
+        (found.outcome_name, lambda row: number(row[2].mean)),
     ]
     rows = [(arm, i, each) for arm, of in found.trials.items() for i, each in enumerate(of)]
     shown = table("Tuning", rows, columns, NOTE, 2)
-    shown.blocks[:0] = [*pictures, *map(Text, _doubts(found))]
+    doubts = (Text(text) for arm in found.arms for text in _doubts(found, arm))
+    shown.blocks[:0] = [*pictures, *doubts]
     return shown
 
 
-def _doubts(found: TunedRuns) -> list[str]:
-    texts, key, numbers = [], found.tuning.key, found.numbers
-    extremes = [numbers.index(min(numbers)), numbers.index(max(numbers))] if numbers[2:] else []
-    for arm, each in found.arms.items():
-        needed = len(each.standing.trials)
-        done = sum(len(of.scores) for of in found.trials[arm])
-        if each.standing.chosen is None:
-            texts.append(
-                f"{arm}: tuning is not complete, {done} of {needed} trials have an outcome: it has "
-                "no best value yet."
-            )
-        elif done < needed:
-            texts.append(
-                f"{arm}: {needed - done} of {needed} trials have no outcome; the choice rests on "
-                "the others."
-            )
-        if each.standing.chosen in extremes:
-            texts.append(
-                f"{arm}: its best {key}, {found.best(arm)}, is at the edge of the values tried; a "
-                "better one may lie beyond."
-            )
+def _doubts(found: TunedRuns, arm: str) -> list[str]:
+    numbers, (trials, chosen) = found.numbers, found.arms[arm].standing
+    edges = [numbers.index(min(numbers)), numbers.index(max(numbers))] if numbers[2:] else []
+    needed, done = len(trials), sum(len(of.scores) for of in found.trials[arm])
+    texts = []
+    if chosen is None:
+        texts.append(
+            f"{arm}: tuning is not complete, {done} of {needed} trials have an outcome: it has no "
+            "best value yet."
+        )
+    elif done < needed:
+        texts.append(
+            f"{arm}: {needed - done} of {needed} trials have no outcome; the choice rests on the "
+            "others."
+        )
+    if chosen in edges:
+        texts.append(
+            f"{arm}: its best {found.tuning.key}, {found.best(arm)}, is at the edge of the values "
+            "tried; a better one may lie beyond."
+        )
     return texts
