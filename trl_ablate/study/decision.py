@@ -2,23 +2,19 @@
 
 At each look the paired t test over the first n pairs is made at a nominal level (`nominal`) with
 which all looks together keep the level that was asked for. A verdict is final at the first look
-that reaches it: pairs that come later never change it, so looking early costs nothing.
+that reaches it: later pairs never change it. Equivalence within a margin is two one-sided t tests
+at the same nominal level, where there is no difference to report: a false one needs the test on one
+side to err, so it is no more frequent than a false difference.
 
-Equivalence within a margin is two one-sided t tests, each at the same nominal level; it is looked
-for only where there is no difference to report. A false "equivalent" needs the test on one side to
-err, so it is no more frequent than a false difference.
+With few pairs a verdict leans on near-normal differences. From the number of pairs at which an
+exact sign-flip test can reach the nominal level, that test has to agree. Where some pairs have a
+collapsed run and others do not, differences are not near to normal, and the sign-flip test decides
+alone. It needs no more than symmetry, which differences of two arms with the same outcomes have.
 
-What a verdict leans on: with few pairs, on differences that are near to normal. From the number of
-pairs at which an exact sign-flip test can reach the nominal level, that test has to agree, or the
-comparison stays undecided. Where some pairs have a collapsed run and others do not, differences
-are not near to normal, and the sign-flip test decides alone. It needs no more than symmetry: two
-arms with the same outcomes, whatever their distribution, have symmetric differences.
-
-Several comparisons of one study share the level between them
-(`level / m`, Bonferroni): whatever the correlation of arms with a common reference, and however
-the seeds of each arm are chosen, the errors add up to the level at most. Holm's step would give a
-decided arm's share to the others; with equivalence as a second way to be decided, the sum of the
-shares is then no longer bounded by the level, so it is left out.
+Several comparisons of one study share the level (`level / m`, Bonferroni): however arms correlate
+and seeds are chosen, the errors add up to the level at most. Holm's step would give a decided arm's
+share to the others; with equivalence as a second way to be decided, their sum is then no longer
+bounded, so it is left out.
 
 Runs that are not paired, of which some fail, are judged in two parts: see `two_part`.
 """
@@ -43,34 +39,27 @@ MOST_FLIPPED = 30
 """Pairs up to which all sign flips are counted; with more, the t test leans on little, and where
 some pairs collapsed, flips are drawn."""
 DRAWN = 2**16 - 1
-
 NORMAL, EXACT = "near-normal differences", "an exact sign-flip test"
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The verdict on one comparison.
-
-    `better`, `worse` and `equivalent` are final. `undecided` needs more pairs; `not decided` was
-    still undecided at the last look.
-    """
+    """The verdict on one comparison, at the first look at which it is final, else at the last one
+    that is complete: over n pairs, or 0."""
 
     verdict: Verdict
     n: int
-    """Pairs used: those of the first look at which the verdict is final; else of the last look that
-    is complete, or 0."""
     difference: float | None
-    """The mean difference over these pairs; None without a look."""
+    """The mean over these pairs; None without a look."""
     low: float | None
     high: float | None
     """The t interval at the nominal level: over all looks it covers with 1 - level. Where the
     verdict is `equivalent`, the interval of the two one-sided tests, which lies in the margin."""
     nominal_level: float
     exact_p: float | None = None
-    """The p-value of the sign-flip test over these pairs; None if they are too few to reach the
-    level."""
+    """Of the sign-flip test; None if the pairs are too few to reach the level."""
     exact_disagrees: bool = False
-    """Whether the t test found a difference here that the sign-flip test did not confirm."""
+    """Whether the t test found a difference that the sign-flip test did not confirm."""
     is_mixed: bool = False
     """Whether some of these pairs, and not all, have a collapsed run."""
 
@@ -85,29 +74,11 @@ class Decision:
 
 
 @overload
-def decide(
-    differences: Sequence[float],
-    *,
-    looks: Sequence[int] = LOOKS,
-    level: float = LEVEL,
-    margin: float | None = None,
-    collapsed: Sequence[bool] = (),
-) -> Decision: ...
+def decide(differences: Sequence[float], **how: Any) -> Decision: ...
 
 
 @overload
-def decide(
-    *,
-    arm: Sequence[float],
-    reference: Sequence[float],
-    base: float | None = None,
-    threshold: float | None = None,
-    looks: Sequence[int] = TWO_PART_LOOKS,
-    pool: int | None = None,
-    level: float = LEVEL,
-    margin: float | None = None,
-    noise: float = 0.0,
-) -> TwoPart: ...
+def decide(*, arm: Sequence[float], reference: Sequence[float], **how: Any) -> TwoPart: ...
 
 
 def decide(
@@ -133,10 +104,15 @@ def decide(
     Raises `ConfigurationError` for looks, levels, margins or differences that are none. Differences
     that are all equal have no spread: a mean of 0 is no difference, any other is one.
     """
-    if differences is None:
-        planned = _checked(TWO_PART_LOOKS if looks is None else looks, level, margin)
+    unpaired = differences is None
+    usual = TWO_PART_LOOKS if unpaired else LOOKS
+    planned = check_looks(usual if looks is None else looks, "looks")
+    if not 0 < level < 1:
+        raise ConfigurationError(f"level is {level}; allowed: between 0 and 1, such as 0.05")
+    if margin is not None:
+        check_margin(margin, "margin")
+    if unpaired:
         return judge_two_parts(looks=planned, level=level, margin=margin, **two_part)
-    planned = _checked(LOOKS if looks is None else looks, level, margin)
     values = finite_numbers(differences, "difference", "pairs without an outcome")
     nominal = nominal_level(planned, level)
     found = Decision(Verdict.UNDECIDED, 0, None, None, None, nominal)
@@ -229,12 +205,3 @@ def _drawn_p(numbers: np.ndarray, limit: float) -> float:
 def _signs(n: int) -> np.ndarray:
     """All 2^n rows of n signs."""
     return 1.0 - 2.0 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
-
-
-def _checked(looks: Sequence[int], level: float, margin: float | None) -> tuple[int, ...]:
-    found = check_looks(looks, "looks")
-    if not 0 < level < 1:
-        raise ConfigurationError(f"level is {level}; allowed: between 0 and 1, such as 0.05")
-    if margin is not None:
-        check_margin(margin, "margin")
-    return found

@@ -1,9 +1,8 @@
 """The nominal level of each look at a growing sample, so that all looks together keep one level.
 
-Looking several times at the 5 % level finds a false difference far more often than in 5 % of all
-studies. The same smaller level at every look ("nominal", Pocock 1977) restores the total. Pocock's
-tables hold for a known spread; with three pairs the spread is estimated from two degrees of
-freedom, so the level is computed here for t statistics, without simulation:
+The same smaller level at every look ("nominal", Pocock 1977) restores the total. Pocock's tables
+hold for a known spread; with three pairs it is estimated from two degrees of freedom, so the level
+is computed here for t statistics, without simulation:
 
 With x_i independent and normal around 0, V_n = S_n / √Q_n, S_n the sum and Q_n the sum of squares,
 is a Markov chain: V_{n+1} = V_n cos θ + sin θ, where θ has the density ∝ cos^{n-1} θ on (-π/2, π/2)
@@ -49,26 +48,17 @@ def nominal_level(looks: tuple[int, ...], level: float) -> float:
 def error_over_looks(looks: tuple[int, ...], nominal: float) -> float:
     """The probability that a t test over the first n pairs rejects at the nominal level at one of
     the looks n or more, if the differences are independent, normal and 0 in the mean."""
-    limits = {n: limit_of(n, nominal) for n in looks}
-    grid = _grid(looks[-1])
-    passes = np.ones(GRID)
+    grid, passes = _grid(looks[-1]), np.ones(GRID)
     for n in range(looks[-1] - 1, 0, -1):
-        limit = limits.get(n + 1, math.sqrt(n + 1))
-        first = n == 1  # V_1 is 1 or -1
-        before = np.ones(1) if first else _grid(n)
-        nodes = _nodes(FIRST_NODES if first else NODES)
-        passes = _step_back(n, before, limit, grid, passes, nodes)
+        before = _grid(n) if n > 1 else np.ones(1)  # V_1 is 1 or -1
+        limit = limit_of(n + 1, nominal) if n + 1 in looks else math.sqrt(n + 1)
+        passes = _step_back(n, before, limit, grid, passes)
         grid = before
     return float(1 - passes[0])
 
 
 def _grid(n: int) -> np.ndarray:
     return np.linspace(0.0, min(FAR, math.sqrt(n)), GRID)
-
-
-@functools.cache
-def _nodes(count: int) -> tuple[np.ndarray, np.ndarray]:
-    return np.polynomial.legendre.leggauss(count)
 
 
 def limit_of(n: int, nominal: float) -> float:
@@ -82,20 +72,18 @@ def critical_t(n: int, nominal: float) -> float:
     return float(special.stdtrit(n - 1, 1 - nominal / 2))
 
 
+_nodes = functools.cache(np.polynomial.legendre.leggauss)
+
+
 def _step_back(
-    n: int,
-    before: np.ndarray,
-    limit: float,
-    grid: np.ndarray,
-    passes: np.ndarray,
-    rule: tuple[np.ndarray, np.ndarray],
+    n: int, before: np.ndarray, limit: float, grid: np.ndarray, passes: np.ndarray
 ) -> np.ndarray:
     """P(pass all looks after n | |V_n|) on the grid `before`, from the same after n + 1 values.
 
     V cos θ + sin θ = √(1 + V²) sin(θ + φ) with φ = atan V. So |V_{n+1}| ≤ limit holds for θ + φ
     between -a and a, and from π - a on, a = asin(limit / √(1 + V²)).
     """
-    nodes, weights = rule
+    nodes, weights = _nodes(NODES if n > 1 else FIRST_NODES)
     phase, length = np.arctan(before), np.sqrt(1 + before**2)
     reach = np.arcsin(np.minimum(1.0, limit / length))
     widest = min(math.pi / 2, FAR / math.sqrt(n))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import optimize, special, stats
 
-from trl_ablate.study.two_part import Means, Shares
+from trl_ablate.study.two_part import ALPHA, Means, Shares
 
 TIED = 1 + 1e-7
 """Outcomes count as equally likely up to this factor, as in R's tests."""
@@ -52,7 +52,7 @@ class PooledMeans:
     """Where the true difference of a new group lies, with 95 %."""
 
 
-def pool_shares(groups: Sequence[Shares], level: float = 0.05) -> PooledShares | None:
+def pool_shares(groups: Sequence[Shares]) -> PooledShares | None:
     """None if no outcome but the one seen was possible: nobody failed, or everybody did."""
     seen = sum(group.arm[0] for group in groups)
     least, chances = 0, np.ones(1)
@@ -65,27 +65,27 @@ def pool_shares(groups: Sequence[Shares], level: float = 0.05) -> PooledShares |
         return None
     outcomes, place = np.arange(len(chances)), seen - least
 
-    def weighted(log_ratio: float) -> np.ndarray:
-        return special.softmax(np.log(np.maximum(chances, 1e-300)) + outcomes * log_ratio)
-
     def solved(excess: Callable[[np.ndarray], float]) -> float:
         """The ratio at which the excess, which grows or falls with it, is 0."""
-        return math.exp(_root(lambda log_ratio: excess(weighted(log_ratio)), -50.0, 50.0))
 
-    at_least, at_most = place == 0, place == len(chances) - 1
-    return PooledShares(
-        p=float(chances[chances <= chances[place] * TIED].sum()),
-        odds_ratio=0.0
-        if at_least
-        else math.inf
-        if at_most
-        else solved(lambda w: float(w @ outcomes) - place),
-        low=0.0 if at_least else solved(lambda w: w[place:].sum() - level / 2),
-        high=math.inf if at_most else solved(lambda w: w[: place + 1].sum() - level / 2),
-    )
+        def at(log_ratio: float) -> float:
+            logs = np.log(np.maximum(chances, 1e-300)) + outcomes * log_ratio
+            return excess(special.softmax(logs))
+
+        return math.exp(_root(at, -50.0, 50.0))
+
+    ratio, low, high = 0.0, 0.0, math.inf
+    if place > 0:
+        low = solved(lambda w: w[place:].sum() - ALPHA / 2)
+        ratio = math.inf
+    if place < len(chances) - 1:
+        high = solved(lambda w: w[: place + 1].sum() - ALPHA / 2)
+        ratio = solved(lambda w: float(w @ outcomes) - place) if place > 0 else 0.0
+    p = float(chances[chances <= chances[place] * TIED].sum())
+    return PooledShares(p, ratio, low, high)
 
 
-def pool_means(groups: Sequence[Means], level: float = 0.05) -> PooledMeans | None:
+def pool_means(groups: Sequence[Means]) -> PooledMeans | None:
     """None with fewer than two groups, or with one whose runs do not differ at all."""
     seen = np.array([group.difference for group in groups])
     variances = np.array([group.error**2 for group in groups])
@@ -101,12 +101,10 @@ def pool_means(groups: Sequence[Means], level: float = 0.05) -> PooledMeans | No
 
     fixed, *_ = spread(0.0)
     top = float(np.ptp(seen)) ** 2 * len(groups) + 1e-12
-    between = 0.0
-    if fixed > degrees:
-        between = _root(lambda tau_squared: spread(tau_squared)[0] - degrees, 0.0, top)
+    between = _root(lambda tau: spread(tau)[0] - degrees, 0.0, top) if fixed > degrees else 0.0
     q, mean, total = spread(between)
     error = math.sqrt(max(1.0, q / degrees) / total)
-    reach = float(special.stdtrit(degrees, 1 - level / 2))
+    reach = float(special.stdtrit(degrees, 1 - ALPHA / 2))
     wide = reach * math.hypot(error, math.sqrt(between))
     return PooledMeans(
         difference=mean,

@@ -54,13 +54,12 @@ def read_findings(path: Path) -> list[Question]:
     if not given.get("rows"):
         raise ConfigurationError(f"list {path} has no rows; add a question and its study")
     rows = [_question(row, f"list {path}: row {n}") for n, row in enumerate(given["rows"], 1)]
-    for row in rows:
-        for study in row.studies:
-            if not study_file(path, study).is_file():
-                raise ConfigurationError(
-                    f"list {path}: study '{study}' of '{row.question}' does not exist; write "
-                    f"{study_file(path, study)}, or name another study"
-                )
+    for asked, study in [(row, study) for row in rows for study in row.studies]:
+        if not (file := study_file(path, study)).is_file():
+            raise ConfigurationError(
+                f"list {path}: study '{study}' of '{asked.question}' does not exist; write {file}, "
+                "or name another study"
+            )
     return rows
 
 

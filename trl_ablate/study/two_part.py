@@ -6,18 +6,16 @@ A mean over runs of which some fail describes neither kind, so a comparison has 
 - the mean over the runs that succeed: Welch's t test, and two one-sided ones for equivalence.
 
 A run succeeds if it reaches a threshold: one that was stated beforehand, or half of what the median
-run of the reference gains over the base. Runs are not paired, so the reference may have more runs
-than the arm, and one pool of them serves all comparisons.
+run of the reference gains over the base. Runs are not paired, so that one pool of the reference's
+serves all comparisons.
 
-The level is divided, and the errors of the parts add up to the level at most, whatever the outcomes
-have in common: a fifth goes to the shares, the rest to the means, and of each part the share of a
-look is the growth of (n / n of the last look)³, so that early looks cost little. No step of this
-needs more than that each single test keeps its level. A false "equivalent" and a false difference
-exclude each other, so both may use the level of the means.
+The level is divided, and the errors of the parts add up to it at most, whatever the outcomes have
+in common: a fifth goes to the shares, the rest to the means, and of each part the share of a look
+is the growth of (n / n of the last look)³, so that early looks cost little. A false "equivalent"
+and a false difference exclude each other, so both may use the level of the means.
 
-The variance between runs is never taken below `noise`², that of one run's evaluation: a few
-runs that agree better than the evaluation can measure agree by chance. Means are compared only
-over eight successes in either arm.
+The variance between runs is never taken below `noise`², that of one run's evaluation: runs that
+agree better than the evaluation can measure agree by chance.
 """
 
 import functools
@@ -25,6 +23,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special, stats
@@ -36,18 +35,16 @@ LOOKS = (8, 16, 32)
 ALPHA = 0.05
 SHARES_PART = 0.2
 """Of the level: what the shares get."""
-FEWEST = 8
-"""Successes of each arm from which on means are compared."""
-DOUBTFUL = 0.2
-"""No arm is equivalent whose share of successes differs with a p-value below this."""
+FEWEST, DOUBTFUL = 8, 0.2
+"""Successes of each arm from which on means are compared; and no arm is equivalent whose share of
+successes differs with a p-value below this."""
 
 
 @dataclass(frozen=True)
 class Shares:
-    """How many runs of the arm and of the reference succeeded."""
+    """How many runs of the arm and of the reference succeeded: successes, and runs."""
 
     arm: tuple[int, int]
-    """Successes, and runs."""
     reference: tuple[int, int]
     p: float
     """Of Fisher's exact test, two-sided."""
@@ -57,15 +54,23 @@ class Shares:
         """The exact 95 % intervals."""
         return clopper_pearson(*self.arm), clopper_pearson(*self.reference)
 
+    @property
+    def direction(self) -> Verdict:
+        (k, n), (other, m) = self.arm, self.reference
+        return Verdict.FAILS_MORE if k * m < other * n else Verdict.FAILS_LESS
+
 
 @dataclass(frozen=True)
 class Means:
-    """The runs that succeed: the arm minus its reference."""
+    """The runs that succeed: the arm minus its reference, with its standard error."""
 
     difference: float
     error: float
-    """The standard error of the difference."""
     degrees: float
+
+    @property
+    def direction(self) -> Verdict:
+        return Verdict.BETTER if self.difference > 0 else Verdict.WORSE
 
     @property
     def p(self) -> float:
@@ -88,19 +93,17 @@ class Means:
 
 @dataclass(frozen=True)
 class TwoPart:
-    """The verdict on one comparison, and the look that it rests on."""
+    """The verdict on one comparison, and the look that it rests on: `n` runs of the arm, or 0
+    before the first; no `means` with fewer than eight successes in either arm."""
 
     verdict: Verdict
     n: int
-    """Runs of the arm at this look; 0 before the first."""
     threshold: float | None = None
     shares: Shares | None = None
     means: Means | None = None
-    """None with fewer than eight successes in either arm."""
     everyone: Means | None = None
     """All runs, those that fail too. No verdict rests on it."""
-    levels: tuple[float, float] = (0.0, 0.0)
-    """Of the shares and of the means, at this look."""
+    level_of_means: float = 0.0
     p_difference: float = 1.0
     """Of "no difference", over both parts and all looks so far: the smallest p-value of a test over
     its part of the level, so that it is valid for a correction over the claims of a page."""
@@ -122,7 +125,7 @@ class TwoPart:
         comparisons that share the level. Where the verdict is `equivalent`, the interval of the two
         one-sided tests, which lies in the margin."""
         sides = 2 if self.verdict is Verdict.EQUIVALENT else 1
-        return self.means and self.means.interval(sides * self.levels[1])
+        return self.means and self.means.interval(sides * self.level_of_means)
 
 
 def judge_two_parts(
@@ -137,10 +140,10 @@ def judge_two_parts(
     margin: float | None = None,
     noise: float = 0.0,
 ) -> TwoPart:
-    """Judge an arm against its reference, at the first look that decides; higher is better.
+    """Judge outcomes of an arm's runs against its reference's, each in the order of their seeds, at
+    the first look that decides; higher is better.
 
     Args:
-        arm, reference: the outcomes of the runs, in the order of their seeds.
         base: the outcome before training, from which the threshold is found if none is given.
         threshold: the outcome from which on a run succeeds.
         looks: numbers of runs of the arm.
@@ -150,10 +153,8 @@ def judge_two_parts(
         margin: means within it are equivalent.
         noise: the standard error of one run's outcome as its evaluation measures it.
     """
-    values, others = (
-        finite_numbers(outcomes, "outcome", "runs without one", f" of the {name}")
-        for name, outcomes in (("arm", arm), ("reference", reference))
-    )
+    values = finite_numbers(arm, "outcome", "runs without one", " of the arm")
+    others = finite_numbers(reference, "outcome", "runs without one", " of the reference")
     if base is None and threshold is None:
         raise ConfigurationError(
             "neither a base nor a threshold is given, so no run can succeed; give `base`, the "
@@ -165,48 +166,45 @@ def judge_two_parts(
         if n > len(values) or of > len(others):
             return found
         limit = threshold if threshold is not None else half_way(others[:of], base or 0.0)
-        levels = (level * SHARES_PART * share, level * (1 - SHARES_PART) * share)
-        seen = _look(values[:n], others[:of], limit, levels, margin, noise)
-        found = _with_p(seen, found, share, margin)
+        found = _look(values[:n], others[:of], limit, noise, share, level, margin, found)
         if found.is_final:
             return found
     return replace(found, verdict=Verdict.NOT_DECIDED)
 
 
 def _look(
-    arm: Sequence[float],
-    reference: Sequence[float],
-    threshold: float,
-    levels: tuple[float, float],
-    margin: float | None,
-    noise: float,
-) -> TwoPart:
-    good, best = ([x for x in values if x >= threshold] for values in (arm, reference))
+    arm: Sequence[float], reference: Sequence[float], limit: float, noise: float,
+    share: float, level: float, margin: float | None, before: TwoPart,
+) -> TwoPart:  # fmt: skip
+    """The look that has this share of the level, with the p-values over all looks so far."""
+    shares, means = parts_of(arm, reference, limit, noise)
+    failing, differing, same = shares.p / (SHARES_PART * share), math.inf, math.inf
+    if means:
+        differing = means.p / ((1 - SHARES_PART) * share)
+        if margin and shares.p > DOUBTFUL:
+            same = means.equivalence_p(margin) / ((1 - SHARES_PART) * share)
+    verdict = Verdict.EQUIVALENT if same <= level else Verdict.UNDECIDED
+    if failing <= level:
+        verdict = shares.direction
+    elif means and differing <= level:
+        verdict = means.direction
+    return TwoPart(
+        verdict, len(arm), limit, shares, means,
+        everyone=welch(arm, reference, noise) if min(len(arm), len(reference)) > 1 else None,
+        level_of_means=level * (1 - SHARES_PART) * share,
+        p_difference=min(before.p_difference, failing, differing),
+        p_equivalent=min(before.p_equivalent, same),
+    )  # fmt: skip
+
+
+def parts_of(
+    arm: Sequence[float], reference: Sequence[float], limit: float, noise: float, least=FEWEST
+) -> tuple[Shares, Means | None]:
+    """Both parts; no means with fewer than `least` successes in either arm."""
+    good, best = ([x for x in values if x >= limit] for values in (arm, reference))
     counts = (len(good), len(arm)), (len(best), len(reference))
     shares = Shares(*counts, fisher_p(*counts[0], *counts[1]))
-    means = welch(good, best, noise) if min(len(good), len(best)) >= FEWEST else None
-    everyone = welch(arm, reference, noise) if min(len(arm), len(reference)) > 1 else None
-    verdict = Verdict.UNDECIDED
-    if shares.p <= levels[0]:
-        fewer = len(good) * len(reference) < len(best) * len(arm)
-        verdict = Verdict.FAILS_MORE if fewer else Verdict.FAILS_LESS
-    elif means and means.p <= levels[1]:
-        verdict = Verdict.BETTER if means.difference > 0 else Verdict.WORSE
-    elif means and margin and shares.p > DOUBTFUL and means.equivalence_p(margin) <= levels[1]:
-        verdict = Verdict.EQUIVALENT
-    return TwoPart(verdict, len(arm), threshold, shares, means, everyone, levels)
-
-
-def _with_p(seen: TwoPart, before: TwoPart, share: float, margin: float | None) -> TwoPart:
-    """The look with the p-values over all looks so far."""
-    differs, same = [before.p_difference], [before.p_equivalent]
-    if seen.shares:
-        differs.append(seen.shares.p / (SHARES_PART * share))
-    if seen.means:
-        differs.append(seen.means.p / ((1 - SHARES_PART) * share))
-        if margin and seen.shares and seen.shares.p > DOUBTFUL:
-            same.append(seen.means.equivalence_p(margin) / ((1 - SHARES_PART) * share))
-    return replace(seen, p_difference=min(differs), p_equivalent=min(same))
+    return shares, welch(good, best, noise) if min(len(good), len(best)) >= least else None
 
 
 def half_way(reference: Sequence[float], base: float) -> float:
@@ -240,9 +238,9 @@ def fisher_p(k: int, n: int, other_k: int, other_n: int) -> float:
 
 
 @functools.cache
-def clopper_pearson(k: int, n: int, level: float = 0.05) -> tuple[float, float]:
-    """The exact interval of a share of k in n."""
-    found = stats.binomtest(k, n).proportion_ci(1 - level, method="exact")
+def clopper_pearson(k: int, n: int) -> tuple[float, float]:
+    """The exact 95 % interval of a share of k in n."""
+    found = stats.binomtest(k, n).proportion_ci(0.95, method="exact")
     return found.low, found.high
 
 
@@ -252,14 +250,12 @@ def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
     return [float(p) for p in stats.false_discovery_control(np.minimum(p_values, 1.0))]
 
 
-@dataclass(frozen=True)
-class Power:
-    """What a design finds at its last look, if no run fails."""
+class Power(NamedTuple):
+    """With which probability a design finds a true difference of the margin, or equal means
+    equivalent, at its last look, if no run fails."""
 
     difference: float
-    """The probability that a true difference of the margin is found."""
     equivalence: float
-    """The probability that arms with equal means are found equivalent."""
 
 
 def power_of(
@@ -281,9 +277,9 @@ def power_of(
     return Power(float(differs.mean()), float(same.mean()) if n >= FEWEST else 0.0)
 
 
-def level_of_means(looks: Sequence[int], comparisons: int, level: float = ALPHA) -> float:
+def level_of_means(looks: Sequence[int], comparisons: int) -> float:
     """Of the test of the means at the last look, if so many comparisons share the level."""
-    return level / max(1, comparisons) * (1 - SHARES_PART) * spent(tuple(looks))[-1]
+    return ALPHA / max(1, comparisons) * (1 - SHARES_PART) * spent(tuple(looks))[-1]
 
 
 def check_decides(looks: Sequence[int], pool: int | None, comparisons: int, what: str) -> None:

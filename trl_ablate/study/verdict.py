@@ -25,9 +25,7 @@ class Verdict(StrEnum):
     """Fewer runs succeed than of the reference; only where an arm is judged in two parts."""
     FAILS_LESS = "fails less often"
     UNDECIDED = "undecided"
-    """More pairs can decide."""
     NOT_DECIDED = "not decided"
-    """Still undecided at the last look."""
     SAME = "not distinguishable"
     TOO_FEW = "too few seeds"
     INESTIMABLE = "not estimable"
@@ -57,9 +55,7 @@ class Verdict(StrEnum):
 
 Judge = Literal["paired", "two_part"]
 """Differences by seed, or the share of runs that succeed and the mean of those (`two_part`)."""
-
 Expectation = Literal["better", "worse", "equal", "collapse", "fails"]
-
 EXPECTED: dict[str, Verdict] = {
     "fails": Verdict.FAILS_MORE,
     "better": Verdict.BETTER,
@@ -67,13 +63,11 @@ EXPECTED: dict[str, Verdict] = {
     "equal": Verdict.EQUIVALENT,
     "collapse": Verdict.COLLAPSE,
 }
-
 LOOKS = (3, 5, 8, 12)
 
 
 def check_looks(looks: Sequence[int], what: str) -> tuple[int, ...]:
-    """The looks; raises if they are not whole ascending numbers from 2 on: one difference has no
-    spread."""
+    """The looks, which are whole ascending numbers from 2 on: one difference has no spread."""
     found = tuple(looks)
     whole = all(isinstance(n, Integral) and not isinstance(n, bool) for n in found)
     ascending = whole and all(a < b for a, b in zip(found, found[1:], strict=False))

@@ -20,10 +20,10 @@ class Point:
 
     place: str
     verdict: str
-    cosine: float | None
+    cosine: float | None = None
     """Of the mean gradients."""
-    norm_ratio: float | None
-    steps: int | None
+    norm_ratio: float | None = None
+    steps: int | None = None
     """Optimizer steps per rollout batch."""
 
 
@@ -69,10 +69,6 @@ def read_xray(file: Path) -> KnownXray | None:
 
 def _point(entry: Mapping[str, Any]) -> Point:
     drift = entry.get("drift")
-    return Point(
-        place=f"{entry.get('checkpoint')}{f' + {drift} steps' if drift else ''}",
-        verdict=str(entry.get("verdict")),
-        cosine=entry.get("cosine_mean"),
-        norm_ratio=entry.get("norm_ratio"),
-        steps=entry.get("optimizer_steps"),
-    )
+    place = f"{entry.get('checkpoint')}{f' + {drift} steps' if drift else ''}"
+    numbers = (entry.get(key) for key in ("cosine_mean", "norm_ratio", "optimizer_steps"))
+    return Point(place, str(entry.get("verdict")), *numbers)

@@ -17,6 +17,7 @@ from trl_ablate.study.report.curves import Run, Series, planned_runs
 from trl_ablate.study.report.growth import Growth, fit, largest_k, sharpening_table, verdict
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.report.pictures import line_of
+from trl_ablate.study.report.stats import Interval
 from trl_ablate.study.store import RunStore
 
 
@@ -134,8 +135,7 @@ def passes(tmp_path):
 
 
 def test_more_able_takes_both():
-    up, down = ({"first": 0.5, "rise": sign, "low": sign - 0.1, "high": sign + 0.1}
-                for sign in (0.2, -0.2))  # fmt: skip
+    up, down = (Interval(3, rise, rise - 0.1, rise + 0.1) for rise in (0.2, -0.2))
     assert [verdict(one, up) for one in (up, down)] == ["more able", "pass@k alone is seen to rise"]
 
 

@@ -34,56 +34,39 @@ def write(path, header, rows, mark=","):
     return path
 
 
-def points():
-    return [(arm, seed, step, value(final, step)) for (arm, seed), final in RUNS.items()
-            for step in STEPS]  # fmt: skip
-
-
-def long_form(folder):
-    rows = [(f"{arm}_seed_{seed}", "eval/reward", step, v) for arm, seed, step, v in points()]
-    return write(folder / "a.csv", ["run_name", "metric", "step", "value"], rows)
-
-
-def long_with_columns(folder):
-    rows = [(f"x{n}", arm, seed, "eval/reward", step, v)
-            for n, (arm, seed, step, v) in enumerate(points())]  # fmt: skip
-    rows = [(f"{row[1]}!{row[2]}", *row[1:]) for row in rows]
-    header = ["run_name", "method", "random_seed", "metric", "step", "value"]
-    return write(folder / "a.csv", header, rows)
-
-
-def rows_with_columns(folder):
-    rows = [(arm, seed, step, v, "ok") for arm, seed, step, v in points()]
-    return write(folder / "a.tsv", ["Arm", "Seed", "_step", "eval/reward", "State"], rows, "\t")
-
-
 def lines(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def objects(folder):
-    rows = [{"run": f"{arm}-s{seed}", "step": step, "eval_reward": v}
-            for arm, seed, step, v in points()]  # fmt: skip
-    return lines(folder / "runs.jsonl", rows)
-
-
-def wandb_chart(folder):
-    names = {place: f"{place[0]}-s{place[1]} - eval/reward" for place in RUNS}
-    header = ["Step", *(n + end for n in names.values() for end in ("", "__MIN", "__MAX"))]
-    rows = [[step, *(value(RUNS[place], step) for place in names for _ in range(3))]
-            for step in STEPS]  # fmt: skip
-    return write(folder / "chart.csv", header, rows)
-
-
-def a_column_a_run(folder):
-    rows = [[step, *(value(final, step) for final in RUNS.values())] for step in STEPS]
-    return write(folder / "eval.csv", ["step", *(f"{a}.seed{s}" for a, s in RUNS)], rows)
-
-
 def logged(final):
     return [{"step": step, "eval_reward": value(final, step)} for step in STEPS]
+
+
+def table(header, row, file="a.csv", mark=","):
+    """Writes a line for each point of each run: `row` of its arm, seed, step and value."""
+    return lambda folder: write(
+        folder / file, header,
+        [row(arm, seed, step, value(final, step)) for (arm, seed), final in RUNS.items()
+         for step in STEPS], mark,
+    )  # fmt: skip
+
+
+def wide(header, column, file, repeats=1):
+    """Writes a line for each step and a column for each run."""
+    return lambda folder: write(
+        folder / file,
+        [header, *(name for run in RUNS for name in column(*run))],
+        [[step, *(value(final, step) for final in RUNS.values() for _ in range(repeats))]
+         for step in STEPS],
+    )  # fmt: skip
+
+
+def objects(folder):
+    rows = [{"run": f"{arm}-s{seed}", **row} for (arm, seed), final in RUNS.items()
+            for row in logged(final)]  # fmt: skip
+    return lines(folder / "runs.jsonl", rows)
 
 
 def folders(folder):
@@ -108,11 +91,31 @@ def own_runs(folder):
     return folder / "runs"
 
 
-FORMS = [long_form, long_with_columns, rows_with_columns, objects, wandb_chart, a_column_a_run,
-         folders, states, own_runs]  # fmt: skip
+long_form = table(
+    ["run_name", "metric", "step", "value"],
+    lambda arm, seed, step, v: (f"{arm}_seed_{seed}", "eval/reward", step, v),
+)
+FORMS = {
+    "long": long_form,
+    "long, with columns": table(
+        ["run_name", "method", "random_seed", "metric", "step", "value"],
+        lambda arm, seed, step, v: (f"{arm}!{seed}", arm, seed, "eval/reward", step, v),
+    ),
+    "rows": table(
+        ["Arm", "Seed", "_step", "eval/reward", "State"],
+        lambda arm, seed, step, v: (arm, seed, step, v, "ok"), "a.tsv", "\t",
+    ),
+    "chart of W&B": wide(
+        "Step",
+        lambda arm, seed: [f"{arm}-s{seed} - eval/reward{end}" for end in ("", "__MIN", "__MAX")],
+        "chart.csv", repeats=3,
+    ),
+    "a column a run": wide("step", lambda arm, seed: [f"{arm}.seed{seed}"], "eval.csv"),
+    "objects": objects, "folders": folders, "states": states, "own runs": own_runs,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_every_form_has_the_same_runs(form, tmp_path):
     runs = read_runs([form(tmp_path)])
     assert {(run.arm, run.seed) for run in runs} == {*RUNS}
@@ -124,36 +127,30 @@ def test_every_form_has_the_same_runs(form, tmp_path):
         assert series.values[-1] == pytest.approx(RUNS[run.arm, run.seed or 0])
 
 
-def finals(folder):
-    rows = [(arm, seed, final, 1024) for (arm, seed), final in RUNS.items()]
-    return write(folder / "a.csv", ["arm", "seed", "accuracy", "questions"], rows)
+def final_values(header, row, name="a.csv"):
+    """Writes `row` of each run's arm, seed and final value; or the given lines."""
+    rows = row if isinstance(row, list) else [row(*run, final) for run, final in RUNS.items()]
+    return lambda folder: write(folder / name, header, rows)
 
 
-def finals_by_seed(folder):
-    rows = [("dr_grpo", 0.5, 0.54, ""), ("std", 0.6, "", 0.1)]
-    return write(folder / "accuracy.csv", ["method", "seed0", "seed_1", "s3"], rows)
-
-
-def finals_of_names(folder):
-    rows = [(f"{arm}-seed{seed}", final, "finished") for (arm, seed), final in RUNS.items()]
-    return write(folder / "a.csv", ["Name", "accuracy", "State"], rows)
-
-
-def finals_by_seed_and_metric(folder):
-    rows = [("dr_grpo", 0.5, 0.54, ""), ("std", 0.6, "", 0.1)]
-    return write(folder / "a.csv", ["Name", "acc_seed0", "acc_seed1", "acc_seed3"], rows)
-
-
-def long_finals(folder):
-    rows = [(*place, metric, value) for place, final in RUNS.items()
-            for metric, value in (("accuracy", final), ("length", 40))]  # fmt: skip
-    return write(folder / "a.csv", ["arm", "seed", "Metric", "Value"], rows)
-
-
-def runs_of_wandb(folder):
-    rows = [(arm, "finished", "", seed, 100 + seed, final) for (arm, seed), final in RUNS.items()]
-    header = ["Name", "State", "run_name", "seed", "train/global_step", "eval/reward"]
-    return write(folder / "a.csv", header, rows)
+finals = final_values(["arm", "seed", "accuracy", "questions"], lambda a, s, x: (a, s, x, 1024))
+BY_SEED = [("dr_grpo", 0.5, 0.54, ""), ("std", 0.6, "", 0.1)]
+FINALS = {
+    "columns": finals,
+    "by seed": final_values(["method", "seed0", "seed_1", "s3"], BY_SEED, "accuracy.csv"),
+    "by seed and metric": final_values(["Name", "acc_seed0", "acc_seed1", "acc_seed3"], BY_SEED),
+    "names": final_values(
+        ["Name", "accuracy", "State"], lambda arm, seed, x: (f"{arm}-seed{seed}", x, "finished")
+    ),
+    "long": final_values(
+        ["arm", "seed", "Metric", "Value"],
+        [(*run, *pair) for run, x in RUNS.items() for pair in (("accuracy", x), ("length", 40))],
+    ),
+    "runs of W&B": final_values(
+        ["Name", "State", "run_name", "seed", "train/global_step", "eval/reward"],
+        lambda arm, seed, x: (arm, "finished", "", seed, 100 + seed, x),
+    ),
+}
 
 
 def test_the_page_draws_curves_where_there_are_some(tmp_path):
@@ -164,11 +161,7 @@ def test_the_page_draws_curves_where_there_are_some(tmp_path):
         assert "http" not in re.sub(r"base64,[^\"]*", "", (out / "report.html").read_text())
 
 
-@pytest.mark.parametrize(
-    "form",
-    [finals, finals_by_seed, finals_by_seed_and_metric, finals_of_names, long_finals,
-     runs_of_wandb],
-)  # fmt: skip
+@pytest.mark.parametrize("form", FINALS.values(), ids=FINALS)
 def test_final_values_alone(form, tmp_path):
     runs = read_runs([form(tmp_path)])
     metric = metric_of(runs, None, "they")
@@ -259,6 +252,13 @@ def outcomes(tmp_path, arms, groups=("one",)):
     return write(tmp_path / "x.csv", ["group", "arm", "seed", "accuracy"], rows)
 
 
+def judged(file, reference=None, **rules):
+    """The arms of the only group."""
+    found = judge_runs(read_runs([file]), "accuracy", reference, Rules(**rules))
+    (arms,) = found.groups.values()
+    return arms
+
+
 def test_planted_truths_are_found(tmp_path):
     rng = np.random.default_rng(1)
     good = 0.5 + 0.02 * rng.normal(size=(5, 24))
@@ -266,8 +266,7 @@ def test_planted_truths_are_found(tmp_path):
         "plain": good[0], "better": good[1] + 0.05, "same": good[2], "close": good[3] + 0.004,
         "fragile": np.where(np.arange(24) % 3 > 0, 0.05, good[4]),
     }  # fmt: skip
-    runs = read_runs([outcomes(tmp_path, arms)])
-    (found,) = judge_runs(runs, "accuracy", None, Rules(margin=0.04)).groups.values()
+    found = judged(outcomes(tmp_path, arms), margin=0.04)
     assert {one.arm: one.verdict for one in found} == {
         "plain": None, "better": Verdict.BETTER, "same": Verdict.EQUIVALENT,
         "close": Verdict.EQUIVALENT, "fragile": Verdict.FAILS_MORE,
@@ -280,18 +279,14 @@ def test_planted_truths_are_found(tmp_path):
 def test_runs_needed_do_decide(tmp_path):
     """With as many runs as were called for, about 80 % of such comparisons are decided."""
     arms = {"a": [0.5, 0.52, 0.48, 0.5], "b": [0.53, 0.55, 0.51, 0.53]}
-    (first,) = judge_runs(
-        read_runs([outcomes(tmp_path, arms)]), "accuracy", "a", Rules()
-    ).groups.values()
+    first = judged(outcomes(tmp_path, arms), "a")
     needed = first[1].needed
     assert first[1].verdict is Verdict.SAME and needed is not None and needed > 4
     rng, decided = np.random.default_rng(0), 0
     for _ in range(60):
         drawn = {name: np.mean(x) + np.std(x, ddof=1) * rng.normal(size=needed)
                  for name, x in arms.items()}  # fmt: skip
-        runs = read_runs([outcomes(tmp_path, drawn)])
-        (again,) = judge_runs(runs, "accuracy", "a", Rules()).groups.values()
-        decided += again[1].verdict is Verdict.BETTER
+        decided += judged(outcomes(tmp_path, drawn), "a")[1].verdict is Verdict.BETTER
     assert 0.65 < decided / 60 < 0.95
 
 
@@ -299,9 +294,8 @@ def test_runs_needed_do_decide(tmp_path):
 def test_runs_needed_decide_by_shares(tmp_path, k, n, arms):
     """The exact power of Fisher's test at the number that is called for."""
     of = {"all": [0.5] * n} | {f"a{i}": [0.5] * k + [0.0] * (n - k) for i in range(arms)}
-    runs = read_runs([outcomes(tmp_path, of)])
-    (found,) = judge_runs(runs, "accuracy", "all", Rules()).groups.values()
-    needed, level = found[1].needed, SHARES_PART * 0.05 / arms
+    needed = judged(outcomes(tmp_path, of), "all")[1].needed
+    level = SHARES_PART * 0.05 / arms
     seen = [x for x in range(needed + 1) if fisher_p(x, needed, needed, needed) <= level]
     power = float(binom.pmf(seen, needed, k / n).sum())
     assert 0.78 <= power <= (1.0 if k == 0 else 0.95), (needed, power)

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from scipy import stats
 
 from trl_ablate.study.pooling import pool_means, pool_shares
 from trl_ablate.study.two_part import Means, Shares, welch
@@ -53,8 +54,6 @@ def test_success_as_in_r():
 
 
 def test_one_group_is_fishers_test():
-    from scipy import stats
-
     table = (1, 7, 6, 2)
     found = pool_shares(shares([table]))
     odds = stats.contingency.odds_ratio([table[:2], table[2:]])

@@ -78,14 +78,8 @@ def test_verdicts():
         "none": [None, None, None],
     }
     verdicts = judge({name: pairs_of(reference, values) for name, values in arms.items()})
-    assert {name: c.verdict for name, c in verdicts.items()} == {
-        "better": "better",
-        "worse": "worse",
-        "same": "not distinguishable",
-        "itself": "not distinguishable",
-        "few": "too few seeds",
-        "none": "too few seeds",
-    }
+    found = [comparison.verdict for comparison in verdicts.values()]
+    assert found == ["better", "worse", SAME, SAME, "too few seeds", "too few seeds"]
     assert verdicts["none"].difference.n == 0
     assert verdicts["few"].p is None and verdicts["few"].difference.n == 2
     assert verdicts["itself"].difference.mean == 0.0

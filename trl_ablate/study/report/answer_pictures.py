@@ -29,20 +29,34 @@ ROW, EDGE, SECOND_LINE = 0.25, 0.5, 0.13
 ANSWERS_WIDTH, LETTERS = 10.4, 72
 NEAR = 0.07
 """Points nearer than this would have their labels in each other."""
+SUCCESSES_ABOUT = (
+    "for each arm the share of runs that succeed with its exact interval (hollow: its "
+    "reference), and the difference of the means over those runs; dotted: the margin"
+)
 ANSWERS = "Evaluation reward minus that of {usual}, or of the arm named; a cross: runs collapsed"
 
 
 def differences_picture(analysis: Analysis) -> list[Picture]:
     """The picture of the headline, if there is an interval to draw."""
+    found = [*analysis.decisive.values()]
     if analysis.judge == "two_part":
-        return _successes_picture(analysis)
-    compared = [c for c in analysis.decisive.values() if c.difference.mean is not None]
-    if all(c.difference.low is None for c in compared):
-        return []
-    others = " (or the arm after 'vs')" if analysis.against else ""
-    about = f"each arm's difference from {analysis.reference.name}{others} with its 95 % interval"
-    compared.sort(key=lambda c: c.difference.mean or 0.0)
-    return [Picture("differences.png", _draw_differences(compared, analysis), about)]
+        shown = sorted((c for c in found if c.two_part and c.two_part.shares), key=_place)
+        draw, about = _draw_successes, SUCCESSES_ABOUT
+    else:
+        known = [c for c in found if c.difference.mean is not None]
+        shown = sorted(known, key=lambda c: c.difference.mean or 0.0)
+        shown = shown if any(c.difference.low is not None for c in shown) else []
+        against = analysis.reference.name + " (or the arm after 'vs')" * bool(analysis.against)
+        draw = _draw_differences
+        about = f"each arm's difference from {against} with its 95 % interval"
+    return [Picture("differences.png", draw(shown, analysis), about)] if shown else []
+
+
+def _place(comparison: Comparison) -> tuple[float, float]:
+    """By the share of runs that succeed, then by the difference."""
+    shares = comparison.two_part and comparison.two_part.shares
+    share = shares.arm[0] / shares.arm[1] if shares else 0.0
+    return share, comparison.difference.mean or 0.0
 
 
 def _draw_differences(compared: Sequence[Comparison], analysis: Analysis) -> bytes:
@@ -61,7 +75,7 @@ def _draw_differences(compared: Sequence[Comparison], analysis: Analysis) -> byt
         for row, of in enumerate(compared):
             arm, found = analysis.arm(of.arm), of.difference
             _interval(
-                axes, row, found.low, found.mean, found.high, styles[of.arm][0],
+                axes, row, (found.low, found.mean, found.high), styles[of.arm][0],
                 collapsed=bool(arm.collapsed), hollow=found.low is None,
                 size=7 if arm.collapsed else 6,
             )  # fmt: skip
@@ -76,13 +90,9 @@ def _draw_differences(compared: Sequence[Comparison], analysis: Analysis) -> byt
         return png_of(figure)
 
 
-def _successes_picture(analysis: Analysis) -> list[Picture]:
-    """Which share of each arm's runs succeeds, and how much better those are than the reference's;
-    sorted by the share, then by the difference; nothing before the first look."""
-    shown = [c for c in analysis.decisive.values() if c.two_part and c.two_part.shares]
-    if not shown:
-        return []
-    shown.sort(key=_place)
+def _draw_successes(shown: Sequence[Comparison], analysis: Analysis) -> bytes:
+    """Which share of each arm's runs succeeds, and how much better those are than the
+    reference's."""
     labels = _labels(shown, analysis)
     with matplotlib.rc_context(SIDEWAYS):
         across, left, height = 10.0, gutter(labels) - 0.1, 0.3 * len(shown) + 0.1
@@ -98,21 +108,11 @@ def _successes_picture(analysis: Analysis) -> list[Picture]:
         shares.set_yticks(range(len(shown)), labels, parse_math=False)
         means.set_yticks([])
         means.axvline(0, color=INK, linewidth=1)
-        for margin in (-1, 1) if analysis.margin else ():
-            means.axvline(margin * (analysis.margin or 0), color=FAINT, linewidth=1, linestyle=":")
+        for margin in (-analysis.margin, analysis.margin) if analysis.margin else ():
+            means.axvline(margin, color=FAINT, linewidth=1, linestyle=":")
         for row, comparison in enumerate(shown):
             _draw_success(shares, means, row, comparison)
-        about = (
-            "for each arm the share of runs that succeed with its exact interval (hollow: its "
-            "reference), and the difference of the means over those runs; dotted: the margin"
-        )
-        return [Picture("differences.png", png_of(figure), about)]
-
-
-def _place(comparison: Comparison) -> tuple[float, float]:
-    shares = comparison.two_part and comparison.two_part.shares
-    share = shares.arm[0] / shares.arm[1] if shares else 0.0
-    return share, comparison.difference.mean or 0.0
+        return png_of(figure)
 
 
 def _draw_success(shares: Axes, means: Axes, row: int, comparison: Comparison) -> None:
@@ -125,8 +125,14 @@ def _draw_success(shares: Axes, means: Axes, row: int, comparison: Comparison) -
     shares.plot([other_k / other_n], [row], "o", color=INK, markersize=6, markerfacecolor="white")
     shares.plot([k / n], [row], "o", color=colour, markersize=5)
     if difference.low is not None:
-        _interval(means, row, difference.low, difference.mean, difference.high, colour)
+        _interval(means, row, (difference.low, difference.mean, difference.high), colour)
     _verdict(means, row, f"{comparison.verdict}, {n} runs", found.is_final)
+
+
+def _labels(compared: Sequence[Comparison], analysis: Analysis) -> list[str]:
+    """The arms, each with its reference if that is not the usual one."""
+    against = {arm: f" vs {other}" for arm, other in analysis.against.items()}
+    return [for_picture(c.arm + against.get(c.arm, ""), PAIR_LETTERS) for c in compared]
 
 
 def draw_answers(arms: Sequence[ArmFound]) -> bytes | None:
@@ -136,20 +142,24 @@ def draw_answers(arms: Sequence[ArmFound]) -> bytes | None:
         return None
     drawn.sort(key=lambda arm: arm.numbers["difference"])
     usual = Counter(arm.against for arm in drawn).most_common(1)[0][0]
-    labels = [_label(arm, usual) for arm in drawn]
-    rows = _rows([label.count("\n") for label in labels])
+    lines = [
+        [for_picture(arm.words, LETTERS)]
+        + [for_picture(f"against {arm.against}", LETTERS)] * (arm.against != usual)
+        for arm in drawn
+    ]
+    rooms = np.array([ROW + SECOND_LINE * (len(each) - 1) for each in lines])
+    rows = (np.cumsum(rooms) - rooms / 2).tolist()  # the middle of each row in inches
     with matplotlib.rc_context(SIDEWAYS):
-        lines = [line for label in labels for line in label.split("\n")]
-        left, height = gutter(lines) - 0.1, rows[-1] + ROW
+        left, height = gutter([line for each in lines for line in each]) - 0.1, rows[-1] + ROW
         figure = Figure((ANSWERS_WIDTH, height + 2 * EDGE), dpi=DPI)
         axes = axes_at(figure, left, EDGE, ANSWERS_WIDTH - left - 1.2, height)
         axes.axvline(0, color=INK, linewidth=1)
         for row, arm in zip(rows, drawn, strict=True):
-            low, mean, high = (arm.numbers[key] for key in ("low", "difference", "high"))
+            limits = [arm.numbers[key] for key in ("low", "difference", "high")]
             collapsed = bool(arm.numbers["collapsed"][0])
-            _interval(axes, row, low, mean, high, _colour(arm.kind), collapsed=collapsed)
+            _interval(axes, row, limits, _colour(arm.kind), collapsed=collapsed)
             _verdict(axes, row, arm.kind, arm.kind.matters)
-        axes.set_yticks(rows, labels, parse_math=False)
+        axes.set_yticks(rows, ["\n".join(each) for each in lines], parse_math=False)
         axes.set_ylim(rows[0] - ROW / 2, rows[-1] + ROW / 2)
         figure.text(
             0.2 / ANSWERS_WIDTH, 1 - 0.32 / (height + 2 * EDGE),
@@ -173,10 +183,8 @@ def draw_scales(contrasts: Sequence[Contrast]) -> bytes:
             axes.set_title(of, loc="left", fontsize=10, fontweight="bold")
             for row, one in enumerate(here.get(of, ())):
                 if one:
-                    _interval(
-                        axes, row, one["low"], one["difference"], one["high"], PALETTE[0],
-                        hollow=one["collapsed"][1] == 1,
-                    )  # fmt: skip
+                    limits = [one[key] for key in ("low", "difference", "high")]
+                    _interval(axes, row, limits, PALETTE[0], hollow=one["collapsed"][1] == 1)
         for row, each in enumerate(contrasts):
             _draw_published(panels[-1], row, each)
         for axes in panels:
@@ -217,29 +225,11 @@ def _source(name: str) -> str:
     return for_picture(group if len(group) == 1 else file.rpartition("_")[2])
 
 
-def _labels(compared: Sequence[Comparison], analysis: Analysis) -> list[str]:
-    """The arms, each with its reference if that is not the usual one."""
-    against = {arm: f" vs {other}" for arm, other in analysis.against.items()}
-    return [for_picture(c.arm + against.get(c.arm, ""), PAIR_LETTERS) for c in compared]
-
-
-def _label(arm: ArmFound, usual: str) -> str:
-    """The arm, and what it is compared with if that is not the usual reference."""
-    lines = [arm.words] if arm.against == usual else [arm.words, f"against {arm.against}"]
-    return "\n".join(for_picture(line, LETTERS) for line in lines)
-
-
-def _rows(more_lines: Sequence[int]) -> list[float]:
-    """The height of each row's middle in inches; a label of two lines takes more room."""
-    rooms = [ROW + SECOND_LINE * more for more in more_lines]
-    ends = np.cumsum(rooms)
-    return [float(end - room / 2) for end, room in zip(ends, rooms, strict=True)]
-
-
 def _interval(
-    axes: Axes, row: float, low: float | None, mean: float | None, high: float | None,
-    colour: str, *, collapsed: bool = False, hollow: bool = False, size: float = 6,
+    axes: Axes, row: float, limits: Sequence[float | None], colour: str, *,
+    collapsed: bool = False, hollow: bool = False, size: float = 6,
 ) -> None:  # fmt: skip
+    low, mean, high = limits
     if low is not None and high is not None:
         axes.hlines(row, low, high, color=colour, linewidth=2.2)
     face = "white" if hollow else colour

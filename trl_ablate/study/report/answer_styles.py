@@ -21,15 +21,11 @@ from trl_ablate.run.picture import FAINT, INK, PALETTE, STYLE, legend, png_of, p
 from trl_ablate.run.untrusted import for_picture
 
 SHARE = re.compile(r"style/(?P<style>[^/]+?)(?<!_length)(?<!_reward)")
-QUARTERS = ("#9ecae1", "#6baed6", "#3182bd", "#08519c")
-"""Light for the shortest answers, dark for the longest."""
-NAMES_OF_QUARTERS = ("shortest", "second", "third", "longest")
+QUARTERS = {"shortest": "#9ecae1", "second": "#6baed6", "third": "#3182bd", "longest": "#08519c"}
 NAMES_OF_ROWS = ("share of answers", "mean reward", "share of the loss's weight")
 ALL = "all answers"
-WINDOW = 6
-"""A point of a trajectory is the mean over so many steps."""
-SMOOTH = 5
-LEAST_TOKENS = 10.0
+WINDOW, SMOOTH, LEAST_TOKENS = 6, 5, 10.0
+"""A point of a trajectory is the mean over so many steps; of the weights, over fewer."""
 SEEN = 0.02
 """A style with a smaller share has too few answers for a pass rate."""
 WIDTH, HEIGHT, DPI = 3.3, 7.6, 100
@@ -39,8 +35,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 def styles_of(rows: Rows) -> list[str]:
     """The styles that a run logged, shortest answers first."""
-    found = (SHARE.fullmatch(name) for row in rows for name in row)
-    names = {match["style"] for match in found if match}
+    names = {match["style"] for row in rows for name in row if (match := SHARE.fullmatch(name))}
     lengths = {name: points(rows, f"style/{name}_length")[1] for name in names}
     return sorted(names, key=lambda name: (statistics.fmean(lengths[name] or [0.0]), name))
 
@@ -57,11 +52,7 @@ def with_styles(rows: Rows) -> Rows:
 
 
 def draw_mechanism(runs: Mapping[str, Rows]) -> bytes:
-    """A column of three panels for each run; the columns share their axes.
-
-    Args:
-        runs: title of a run -> its logged rows.
-    """
+    """A column of three panels for each run, by its title; the columns share their axes."""
     runs = {title: with_styles(rows) for title, rows in runs.items()}
     styles = list(dict.fromkeys(style for rows in runs.values() for style in styles_of(rows)))
     without = [title for title, rows in runs.items() if not styles_of(rows)]
@@ -114,26 +105,23 @@ def _trajectories(axes: Axes, rows: Rows, styles: Sequence[str]) -> None:
 
 def trajectory(rows: Rows, style: str) -> list[tuple[float, float]]:
     """(length, pass rate) of a style's answers, averaged over windows of steps by their number."""
-    series = [
+    shares, lengths, rewards = (
         dict(zip(*points(rows, f"style/{style}{end}"), strict=True))
         for end in ("", "_length", "_reward")
-    ]
-    shares, lengths, rewards = series
-    steps = sorted(shares)
-    path = []
+    )
+    steps, path = sorted(shares), []
     for first in range(0, len(steps), WINDOW):
         window = steps[first : first + WINDOW]
         graded = [step for step in window if step in lengths and step in rewards]
         total = sum(shares[step] for step in graded)
         if graded and total / len(window) >= SEEN:
-            path.append(
-                tuple(sum(shares[s] * of[s] for s in graded) / total for of in (lengths, rewards))
-            )
+            sums = [sum(shares[s] * of[s] for s in graded) for of in (lengths, rewards)]
+            path.append((sums[0] / total, sums[1] / total))
     return path
 
 
 def _weights(axes: Axes, rows: Rows) -> None:
-    for quarter, (colour, name) in enumerate(zip(QUARTERS, NAMES_OF_QUARTERS, strict=True), 1):
+    for quarter, (name, colour) in enumerate(QUARTERS.items(), 1):
         steps, values = points(rows, f"advantages/weight/q{quarter}")
         windows = (values[max(0, end - SMOOTH) : end] for end in range(1, len(values) + 1))
         smooth = list(map(statistics.fmean, windows))

@@ -3,19 +3,14 @@
 Final value, area and collapse are defined only here.
 """
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trl_ablate.metrics import (
-    ENTROPY,
-    GENERATED_TOKENS,
-    GRAD_NORM,
-    LENGTH,
-    stderr_of,
-)
+from trl_ablate.metrics import ENTROPY, GENERATED_TOKENS, GRAD_NORM, LENGTH, stderr_of
 from trl_ablate.run.logged import Series, read_series
 from trl_ablate.study.definition import Statistic
 from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun
@@ -23,16 +18,11 @@ from trl_ablate.study.store import DONE, RunStore
 
 DRAWN = (GRAD_NORM, LENGTH, ENTROPY)
 """Metrics that are drawn beside the deciding one."""
-
 PASSES = tuple(2**power for power in range(10))
 """The k of `pass@k` that are read: evaluation logs the powers of two up to its samples."""
-
-LOST_SHARE = 0.5
-"""A run that ends below this share of its best value has collapsed..."""
-NOISE_FLOOR = 0.02
-"""...if it lost more than this,"""
-NOISE_ERRORS = 3.0
-"""...and more than this many standard errors of an evaluation."""
+LOST_SHARE, NOISE_FLOOR, NOISE_ERRORS = 0.5, 0.02, 3.0
+"""A run that ends below this share of its best value has collapsed, if it lost more than the floor,
+and more than this many standard errors of an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +80,7 @@ class Run:
 
     def summary(self, metric: str) -> Summary | None:
         """None if the metric was never logged."""
-        series = self.series.get(metric)
+        series, until = self.series.get(metric), self.planned_steps
         if series is None or not series.values:
             return None
         errors = self.series.get(stderr_of(metric))
@@ -98,13 +88,10 @@ class Run:
         if collapsed_at is None:
             collapsed_at = collapse_step(series, max(errors.values) if errors else 0.0)
         best = max(series.values)
+        best_step = series.steps[series.values.index(best)]
+        last_third = area(_last_third(series, until), until)
         return Summary(
-            final=series.values[-1],
-            best=best,
-            best_step=series.steps[series.values.index(best)],
-            auc=area(series, self.planned_steps),
-            last_third=area(_last_third(series, self.planned_steps), self.planned_steps),
-            collapsed_at=collapsed_at,
+            series.values[-1], best, best_step, area(series, until), last_third, collapsed_at
         )
 
     def before_training(self, metric: str) -> float | None:
@@ -139,9 +126,8 @@ def area(series: Series, until: float | None = None) -> float:
         values.append(values[-1])
     if len(steps) == 1:
         return values[0]
-    trapezoids = [
-        (steps[i + 1] - steps[i]) * (values[i] + values[i + 1]) / 2 for i in range(len(steps) - 1)
-    ]
+    points = [*zip(steps, values, strict=True)]
+    trapezoids = [(t - s) * (a + b) / 2 for (s, a), (t, b) in itertools.pairwise(points)]
     return sum(trapezoids) / (steps[-1] - steps[0])
 
 
@@ -165,8 +151,8 @@ def collapse_step(series: Series, stderr: float = 0.0) -> float | None:
     low = [value < LOST_SHARE * best and best - value > noise for value in series.values]
     if best <= 0 or len(low) < 3 or not all(low[-1 if stderr else -2 :]):
         return None
-    first = len(low) - next(i for i, is_low in enumerate(reversed(low)) if not is_low)
-    return series.steps[first]
+    recovered = max(place for place, is_low in enumerate(low) if not is_low)
+    return series.steps[recovered + 1]
 
 
 def passes_name(k: int) -> str:
@@ -179,6 +165,7 @@ def planned_runs(plan: Plan, store: RunStore) -> list[Run]:
 
 
 def planned_run(plan: Plan, arm: PlannedArm, planned: PlannedRun, store: RunStore) -> Run:
+    """Of a run with NaN weights, the evaluations before, and none better than 0 from then on."""
     state, directory = store.state(planned.id), store.directory(planned.id)
     metric, curves, skipped = plan.primary_metric, {}, 0
     if state.status != "to do" and directory.metrics_file.is_file():
@@ -195,13 +182,6 @@ def planned_run(plan: Plan, arm: PlannedArm, planned: PlannedRun, store: RunStor
         ended.values.append(min([0.0, *ended.values]))
         ended.seconds.append(ended.seconds[-1] if ended.seconds else 0.0)
     return Run(
-        arm=arm.name,
-        seed=planned.seed,
-        status=state.status,
-        reason=state.reason,
-        series=curves,
-        planned_steps=arm.grpo_steps or None,
-        record=state.record,
-        directory=directory.path,
-        skipped=skipped,
-    )
+        arm.name, planned.seed, state.status, state.reason, curves, arm.grpo_steps or None,
+        state.record, directory.path, skipped,
+    )  # fmt: skip

@@ -6,7 +6,6 @@ Studies without runs appear as not run yet. `predictions.yaml` beside published 
 and contrasts: how often does the toy foretell published runs?
 """
 
-import csv
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -18,7 +17,9 @@ from typing import Any
 import yaml
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.metrics import LENGTH
 from trl_ablate.run.untrusted import for_markdown
+from trl_ablate.study.report.foreign_runs import read_runs
 from trl_ablate.study.report.found_answers import ArmFound, Found, answers, read_report, with_xray
 from trl_ablate.study.report.numbers import NOTHING
 from trl_ablate.study.report.xray_outcomes import pairs_of_answers, sentence
@@ -31,15 +32,12 @@ README_HEADING = "## Answers so far\n"
 PICTURE, SCATTER, SCALES = "findings.png", "xray.png", "scales.png"
 TEMPLATES = Path(__file__).parent / "templates"
 FILE = Path("published", "predictions.yaml")
-NO_OUTCOME = {"arm", "group", "experiment", "seed", "step", "response_length"}
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """One comparison at several scales: the toy's, the small model's if it is run, published ones.
-
-    The first two are entries of a `report.json`.
-    """
+    """One comparison at several scales: the toy's and the small model's if it is run, which are
+    entries of a `report.json`, and published ones."""
 
     words: str
     toy: Mapping[str, Any]
@@ -60,11 +58,12 @@ def contrasts(studies: Path) -> list[Contrast]:
     """Those of studies that have a report and of files that are there; none without the list."""
     if not (studies / FILE).is_file():
         return []
-    rows = yaml.safe_load((studies / FILE).read_text(encoding="utf-8"))["rows"]
-    figures = (studies / FILE).parent  # which a wheel has not
-    rows = [row for row in rows if all((figures / file).is_file() for file, *_ in row["published"])]
-    with_reports = [(row, read_report(studies / row["study"])) for row in rows]
-    return [_compared(row, report, studies) for row, report in with_reports if report]
+    found, figures = [], (studies / FILE).parent  # which a wheel has not
+    for row in yaml.safe_load((studies / FILE).read_text(encoding="utf-8"))["rows"]:
+        report = read_report(studies / row["study"])
+        if report and all((figures / file).is_file() for file, *_ in row["published"]):
+            found.append(_compared(row, report, studies))
+    return found
 
 
 def foretold(report: Mapping, arm: str) -> str | None:
@@ -77,12 +76,12 @@ def foretold(report: Mapping, arm: str) -> str | None:
 
 def right_share(found: Sequence[Contrast]) -> str:
     """How many contrasts came as foretold, with the exact 95 % interval."""
-    from scipy.stats import binomtest
+    from trl_ablate.study.two_part import clopper_pearson
 
     came = [each for one in found for each in one.right.values()]
-    limits = binomtest(sum(came), len(came)).proportion_ci()
-    share, low, high = (f"{100 * each:.0f}" for each in (sum(came) / len(came), *limits))
-    coin = "more than a coin's" if limits.low > 0.5 else "which a coin may reach, too"
+    limits = clopper_pearson(sum(came), len(came))
+    share, low, high = (f"{100 * each:.0f}" for each in (mean(came), *limits))
+    coin = "more than a coin's" if limits[0] > 0.5 else "which a coin may reach, too"
     return (
         f"{sum(came)} of {len(came)} contrasts came as foretold: {share} % (exact 95 % interval "
         f"{low} to {high} %), {coin}."
@@ -103,10 +102,8 @@ def _compared(row: Mapping, report: Mapping, studies: Path) -> Contrast:
             right[name] = {"lower": difference < 0, "fails": failed[0] > failed[1]}[predicts]
     study, arm = row.get("small", (None, None))
     small = read_report(studies / study) if study else None
-    return Contrast(
-        row["words"], report["arms"][row["arm"]], small and so_far(small, arm), published,
-        predicts, right,
-    )  # fmt: skip
+    toy, small = report["arms"][row["arm"]], small and so_far(small, arm)
+    return Contrast(row["words"], toy, small, published, predicts, right)
 
 
 def so_far(report: Mapping, arm: str) -> Mapping[str, Any] | None:
@@ -122,36 +119,26 @@ def so_far(report: Mapping, arm: str) -> Mapping[str, Any] | None:
 
 def _ends(file: Path, group: str) -> dict[str, list[tuple[float, float]]]:
     """Arm -> of each run what it had at step 0, or 0 if that is not known, and at the end."""
-    with file.open(encoding="utf-8", newline="") as lines:
-        rows = [
-            r for r in csv.DictReader(lines) if group in ("", r.get("group"), r.get("experiment"))
-        ]
-    (outcome,) = {*rows[0]} - NO_OUTCOME
-    runs: dict[tuple[str, str], dict[float, float]] = {}
-    for row in rows:
-        steps = runs.setdefault((row["arm"], row.get("seed") or ""), {})
-        steps[float(row["step"])] = float(row[outcome])
     ends: dict[str, list[tuple[float, float]]] = {}
-    for (arm, _), steps in runs.items():
-        ends.setdefault(arm, []).append((steps.get(0.0, 0.0), steps[max(steps)]))
+    for run in read_runs([file]):
+        if group in ("", run.group):
+            (outcome,) = run.series.keys() - {LENGTH, "response_length"}
+            first, last = run.before_training(outcome), run.series[outcome].values[-1]
+            ends.setdefault(run.arm, []).append((first or 0.0, last))
     return ends
 
 
 def findings_pages(
-    found: Sequence[Found],
-    pictures: Collection[str],
-    compared: Sequence[Contrast],
-    folder: Path,
+    found: Sequence[Found], pictures: Collection[str], compared: Sequence[Contrast], folder: Path
 ) -> dict[str, str]:
-    """Name and text of the pages of the list in a folder, with those of the pictures that are
-    drawn."""
+    """Name -> text of the pages of the list in a folder, with those of the pictures there are."""
     foretold = [each for each in compared if each.predicts]
     values = dict(
         found=found,
         studies=[each for row in found for each in (row.worlds[1:] or [row])],
         decided=_by_question(found, decided=True),
         open=_by_question(found, decided=False),
-        came=Counter(arm.details["agreement"] for row in answers(found) for arm in row.arms),
+        came=Counter(arm.numbers["agreement"] for row in answers(found) for arm in row.arms),
         carried=[row for row in found if row.worlds],
         xrays=_xrays(found),
         foretold=foretold,
@@ -180,12 +167,39 @@ def _by_question(found: Sequence[Found], *, decided: bool) -> list[tuple[Found, 
     return [(row, arms) for row, arms in chosen if arms]
 
 
+def _xrays(found: Sequence[Found]) -> dict[str, list[int]]:
+    """How often the runs found a difference, found none, or left it open, for each verdict of the
+    X-ray."""
+    counts: dict[str, list[int]] = {}
+    for _, arm in with_xray(found):
+        place = 0 if arm.kind.matters else 1 if arm.kind is Verdict.EQUIVALENT else 2
+        counts.setdefault(arm.xray_kind, [0, 0, 0])[place] += 1
+    return counts
+
+
+def answered_arms(found: Sequence[Found]) -> list[ArmFound]:
+    """The arms of the answers that are sentences, and are not replaced."""
+    in_words = ("question", "control")
+    return [arm for row in answers(found) if row.asked.part in in_words for arm in row.arms]
+
+
 def readme_section(found: Sequence[Found], compared: Sequence[Contrast]) -> str | None:
     """The section of README; None as long as too few of its questions have an answer."""
     shown = [row for row in found if row.asked.readme and row.is_run][:README_ROWS]
     if len(shown) < README_ROWS:
         return None
     return _rendered("README.md.j2", shown=shown, scales=SCALES if compared else None)
+
+
+def with_section(readme: str, section: str) -> str:
+    """README with its section on answers replaced."""
+    before, found, rest = readme.partition(README_HEADING)
+    _, end, after = rest.partition("\n## ")
+    if not (found and end):
+        raise ConfigurationError(
+            f"the README has no section '{README_HEADING.strip()}' before another one; add it"
+        )
+    return f"{before}{README_HEADING}{section}\n{end}{after}"
 
 
 def _rendered(template: str, folder: Path = TEMPLATES, **values: Any) -> str:
@@ -203,29 +217,3 @@ def _rendered(template: str, folder: Path = TEMPLATES, **values: Any) -> str:
         autoescape=True, finalize=shown, trim_blocks=True,
     )  # fmt: skip
     return environment.get_template(template).render(**values)
-
-
-def with_section(readme: str, section: str) -> str:
-    """README with its section on answers replaced."""
-    before, found, rest = readme.partition(README_HEADING)
-    _, end, after = rest.partition("\n## ")
-    if not (found and end):
-        raise ConfigurationError(
-            f"the README has no section '{README_HEADING.strip()}' before another one; add it"
-        )
-    return f"{before}{README_HEADING}{section}\n{end}{after}"
-
-
-def answered_arms(found: Sequence[Found]) -> list[ArmFound]:
-    """The arms of the answers that are sentences, and are not replaced."""
-    return [arm for row in answers(found) if row.is_in_words for arm in row.arms]
-
-
-def _xrays(found: Sequence[Found]) -> dict[str, list[int]]:
-    """How often the runs found a difference, found none, or left it open, for each verdict of the
-    X-ray."""
-    counts: dict[str, list[int]] = {}
-    for _, arm in with_xray(found):
-        place = 0 if arm.kind.matters else 1 if arm.kind is Verdict.EQUIVALENT else 2
-        counts.setdefault(arm.xray_kind, [0, 0, 0])[place] += 1
-    return counts

@@ -23,28 +23,26 @@ PREFERRED = ("eval_reward", "eval_answer_reward", "answer_accuracy", "accuracy",
 
 @dataclass(frozen=True)
 class Naming:
-    """What the user states of the runs' names."""
+    """What the user states of the runs' names: columns, and a regular expression with the groups
+    `arm` and, if wanted, `seed` and `group`."""
 
     columns: Columns = field(default_factory=dict)
     pattern: str | None = None
-    """A regular expression for names, with the groups `arm` and, if wanted, `seed` and `group`."""
 
 
 def read_runs(paths: Iterable[str | Path], naming: Naming | None = None) -> list[Run]:
     """The runs by group, then by arm, in the order of their first appearance, then by seed."""
     naming = naming or Naming()
-    logs = [(path, log) for path in paths for log in read_logs(path, naming.columns)]
-    found: dict[tuple, tuple[str, Run]] = {}
-    for position, (path, log) in enumerate(logs):
-        run = _run(log, naming, Path(path))
-        place = (run.group, run.arm, run.seed, position if run.seed is None else None)
-        other, _ = found.setdefault(place, (log.name, run))
-        if found[place][1] is not run:
+    logs = [(log, Path(path)) for path in paths for log in read_logs(path, naming.columns)]
+    runs, names = [_run(log, naming, path) for log, path in logs], {}
+    for run, (log, _) in zip(runs, logs, strict=True):
+        place = (run.group, run.arm, run.seed)
+        if run.seed is not None and place in names:
             raise ConfigurationError(
-                f"the runs '{other}' and '{log.name}' have the same arm '{run.arm}' and the same "
-                f"seed ({run.seed}); give each run its own seed"
+                f"the runs '{names[place]}' and '{log.name}' have the same arm '{run.arm}' and the "
+                f"same seed ({run.seed}); give each run its own seed"
             )
-    runs = [run for _, run in found.values()]
+        names[place] = log.name
     places = {run.group: position for position, run in reversed([*enumerate(runs)])}
     arms = list(dict.fromkeys(run.arm for run in runs))
     return sorted(runs, key=lambda run: (places[run.group], arms.index(run.arm), run.seed or 0))
@@ -63,27 +61,22 @@ def read_curves(path: Path) -> list[Run]:
     if None in common or not common:
         return runs
     for run in runs:
-        _check_paired(run, arms[run.arm][run.seed], path)
+        if run.seed is None:
+            raise ConfigurationError(
+                f"curves {path}: a run of arm '{run.arm}' has no seed and other runs have; give "
+                "each run its seed"
+            )
+        if run is not (other := arms[run.arm][run.seed]):
+            raise ConfigurationError(
+                f"curves {path}: arm '{run.arm}' has seed {run.seed} in the groups '{run.group}' "
+                f"and '{other.group}'; keep one group, or compare them with `trl-ablate judge`"
+            )
     seeds = sorted({run.seed for run in runs if run.seed is not None})
     return [
         found.get(seed) or Run(arm=arm, seed=seed, status="missing")
         for arm, found in arms.items()
         for seed in seeds
     ]
-
-
-def _check_paired(run: Run, other: Run, path: Path) -> None:
-    """Raise if a run has no seed to be paired by, or shares it with one of another group."""
-    if run.seed is None:
-        raise ConfigurationError(
-            f"curves {path}: a run of arm '{run.arm}' has no seed and other runs have; give each "
-            "run its seed"
-        )
-    if run is not other:
-        raise ConfigurationError(
-            f"curves {path}: arm '{run.arm}' has seed {run.seed} in the groups '{run.group}' and "
-            f"'{other.group}'; keep one group, or compare them with `trl-ablate judge`"
-        )
 
 
 def metric_of(runs: Sequence[Run], wanted: str | None, what: str) -> str:
@@ -98,21 +91,18 @@ def metric_of(runs: Sequence[Run], wanted: str | None, what: str) -> str:
 
 
 def _run(log: Log, naming: Naming, path: Path) -> Run:
-    stated = _stated(log.owner, naming)
-    arm, seed = arm_and_seed(log.name)
-    named = stated.get("seed", log.owner.seed)
-    if named is not None:
-        seed = _whole(named, log.name)
+    stated, owner, (arm, seed) = _stated(log.owner, naming), log.owner, arm_and_seed(log.name)
+    named = stated.get("seed", owner.seed)
     points, lost = _points(log)
     for metric, at in lost.items():  # as of a run of our own with NaN weights
         points[metric].steps.append(at)
         points[metric].values.append(min(0.0, *points[metric].values))
     return Run(
-        arm=stated.get("arm") or log.owner.arm or arm or _above(log.name, path),
-        seed=seed,
+        arm=stated.get("arm") or owner.arm or arm or _above(log.name, path),
+        seed=seed if named is None else _whole(named, log.name),
         status="finished",
         series=points,
-        group=stated.get("group", log.owner.group),
+        group=stated.get("group", owner.group),
         lost=frozenset(lost),
     )
 
@@ -132,8 +122,7 @@ def _points(log: Log) -> tuple[dict[str, Series], dict[str, float]]:
                 series = points.setdefault(metric, Series())
                 series.steps.append(at)
                 series.values.append(value)
-                if metric in nan_from:
-                    with_gaps.add(metric)
+                with_gaps |= {metric} & nan_from.keys()
             elif math.isnan(value):
                 nan_from.setdefault(metric, at)
     ended = nan_from.keys() & points.keys() - with_gaps
@@ -160,16 +149,14 @@ def _whole(seed: str, name: str) -> int:
 def _stated(owner: Owner, naming: Naming) -> dict[str, str]:
     if naming.pattern is None:
         return {}
+    what, such_as = f"--names '{naming.pattern}'", "such as '(?P<arm>.+)_(?P<seed>[0-9]+)'"
     try:
         found = re.fullmatch(naming.pattern, owner.name)
     except re.error as error:
-        raise ConfigurationError(
-            f"--names '{naming.pattern}' is not a regular expression ({error}); such as "
-            "'(?P<arm>.+)_(?P<seed>[0-9]+)'"
-        ) from error
+        wrong = f"{what} is not a regular expression ({error}); {such_as}"
+        raise ConfigurationError(wrong) from error
     if found is None or "arm" not in found.groupdict():
         raise ConfigurationError(
-            f"--names '{naming.pattern}' finds no arm in the name '{owner.name}'; it has to match "
-            "every name, such as '(?P<arm>.+)_(?P<seed>[0-9]+)'"
+            f"{what} finds no arm in the name '{owner.name}'; it has to match every name, {such_as}"
         )
     return {role: text for role, text in found.groupdict().items() if text}

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.json_files import read_object
@@ -20,11 +20,8 @@ from trl_ablate.study.xray_file import XRAY, KnownXray, read_xray
 
 Json = Mapping[str, Any]
 
-CANNOT_SAY = "cannot say"
-NO_EFFECT = "no effect is distinguishable"
-FAILING = (Verdict.FAILS_MORE, Verdict.FAILS_LESS)
 FAILS_PAGE = " ‡"
-OTHER_STEPS = "another number of optimizer steps per batch"
+"""Marks a claim that fails the correction over all claims of the page."""
 
 
 @dataclass(frozen=True)
@@ -37,21 +34,17 @@ class ArmFound:
     kind: Verdict
     """The verdict, or `collapse` where most runs of the arm collapsed."""
     numbers: Json
-    """Its entry among the arms of `report.json`."""
-    details: Json
+    """Its entries in `arms` and in `details` of `report.json`."""
     xray: KnownXray | None
     """If it compares the arm with the same one as its runs."""
-    is_mixed: bool
-    fails_page: bool = False
-    """Whether its claim fails the correction over all claims of the page."""
+    marks: str = ""
 
     @property
     def difference(self) -> str:
         of = self.numbers
         if of["difference"] is None:
             return NOTHING
-        marks = MIXED * self.is_mixed + FAILS_PAGE * self.fails_page
-        return within(of["difference"], of["low"], of["high"]) + marks
+        return within(of["difference"], of["low"], of["high"]) + self.marks
 
     @property
     def over_all(self) -> str:
@@ -61,47 +54,44 @@ class ArmFound:
 
     @property
     def verdict(self) -> str:
-        """The verdict; of an equivalent arm, with its margin."""
-        if self.kind is Verdict.EQUIVALENT:
-            return f"{self.kind} within {self.numbers['equivalence_margin']:g}"
-        return self.kind
+        """Of an equivalent arm, with its margin."""
+        within = f" within {self.numbers['equivalence_margin'] or 0:g}"
+        return self.kind + within * (self.kind is Verdict.EQUIVALENT)
 
     @property
     def successes(self) -> str:
-        """How many runs succeed, where the study is judged in two parts."""
+        """How many runs succeed; empty where runs are paired."""
         if not self.numbers.get("successes"):
             return ""
         (k, n), (other_k, other_n) = self.numbers["successes"]
-        return f"; {k} of {n} runs succeed, {other_k} of {other_n} of {self.against}"
+        return f"{k} of {n} runs succeed, {other_k} of {other_n} of {self.against}"
 
     @property
     def runs(self) -> str:
         """How many runs say so: pairs, or those that succeed, of the arm and of its reference."""
-        if not self.numbers.get("successes"):
-            pairs = self.numbers["pairs"]
-            return f"{pairs} pair{'s' * (pairs != 1)}"
-        return ", ".join(f"{k} of {n}" for k, n in self.numbers["successes"])
+        if self.successes:
+            return ", ".join(f"{k} of {n}" for k, n in self.numbers["successes"])
+        pairs = self.numbers["pairs"]
+        return f"{pairs} pair{'s' * (pairs != 1)}"
 
     @property
     def in_short(self) -> str:
-        disagree = bool(self.details.get("disagreement"))
-        runs = self.runs + ", two tests disagree" * disagree
-        return f"{self.words} {self.difference} ({runs})"
+        disagree = ", two tests disagree" * bool(self.numbers["disagreement"])
+        return f"{self.words} {self.difference} ({self.runs}{disagree})"
 
     @property
     def sentence(self) -> str:
-        seeds, (collapsed, ended) = self.numbers["pairs"], self.numbers["collapsed"]
+        of, seeds = self.numbers, self.numbers["pairs"]
+        collapsed, ended = of["collapsed"]
         head = HEADS[self.kind].format(
             arm=self.words, other=self.against, collapsed=collapsed, ended=ended,
-            margin=number(self.numbers["equivalence_margin"]),
+            margin=number(of["equivalence_margin"]),
         )  # fmt: skip
-        numbers = f"{self.difference}, " * (self.numbers["difference"] is not None)
-        numbers += f"{seeds} seed{'s' * (seeds != 1)}{self.successes}"
-        if self.kind in (Verdict.COLLAPSE, Verdict.TOO_FEW):
-            numbers += f" against {self.against}"
-        why = self.details.get("disagreement")
-        rest = waits(self.kind, self.details["next_look"]) + (f"; {why}" if why else "")
-        words = f"{head} ({numbers}){rest}."
+        numbers = f"{self.difference}, " * (of["difference"] is not None)
+        numbers += f"{seeds} seed{'s' * (seeds != 1)}"
+        numbers += f"; {self.successes}" * bool(self.successes)
+        numbers += f" against {self.against}" * (self.kind in (Verdict.COLLAPSE, Verdict.TOO_FEW))
+        words = f"{head} ({numbers}){waits(self.kind, of['next_look'], of['disagreement'])}."
         return f"{words[:1].upper()}{words[1:]}"
 
     @property
@@ -110,10 +100,11 @@ class ArmFound:
 
     def kept(self, others: Sequence[Any]) -> str:
         """Whether the others have the same verdict; one that is open says nothing."""
-        kinds = {other.kind for other in others}
-        if len({kind for kind in {*kinds, self.kind} if kind.is_answer}) > 1:
+        kinds = {self.kind, *(other.kind for other in others)}
+        if sum(kind.is_answer for kind in kinds) > 1:
             return "no"
-        return "yes" if kinds == {self.kind} and self.kind.is_answer else CANNOT_SAY
+        is_kept = others and kinds == {self.kind} and self.kind.is_answer
+        return "yes" if is_kept else "cannot say"
 
     @property
     def xray_kind(self) -> str:
@@ -121,53 +112,33 @@ class ArmFound:
         Gradients at a point say little of arms that take several steps from it, so these are a kind
         of their own."""
         if self.xray is None or not self.xray.same_steps(self.arm):
-            return OTHER_STEPS
+            return "another number of optimizer steps per batch"
         points = self.xray.arms[self.arm]
         far = min(points, key=lambda at: math.inf if at.cosine is None else at.cosine)
         return re.split(r",| (?:sign|length|difficulty)", far.verdict)[0]
 
     @property
     def brief(self) -> str:
-        if self.kind in FAILING:
-            return f"{self.words} {self.kind}: {self.successes[2:]}"
+        if self.kind in (Verdict.FAILS_MORE, Verdict.FAILS_LESS):
+            return f"{self.words} {self.kind}: {self.successes}"
         if self.kind == Verdict.COLLAPSE:
             return f"{self.words} collapses, {self.difference}"
-        disagree = " (two tests disagree)" * bool(self.details.get("disagreement"))
+        disagree = " (two tests disagree)" * bool(self.numbers["disagreement"])
         return f"{self.words} is {self.kind}{disagree}, {self.difference} ({self.runs})"
 
     @property
     def expected(self) -> str:
         """A verdict, or the size of the difference."""
-        given = self.details["expected"]
+        given = self.numbers["expected"]
         return signed(given) if isinstance(given, (int, float)) else given or NOTHING
 
 
-@dataclass(frozen=True)
-class EffectFound:
-    """The answer on one effect of a factorial study."""
-
-    numbers: Json
-    """Its entry among the effects of `report.json`."""
-    sentence: str | None
-
-    @property
-    def is_strong(self) -> bool:
-        return Verdict(self.numbers["verdict"]).differs
-
-
-@dataclass(frozen=True)
-class CellsFound:
+class CellsFound(NamedTuple):
     """How far a cell of a factorial study ends above another. An average over cells of which some
     are destroyed would mislead."""
 
     words: str
-    difference: float
-    runs: int
-    """Of each cell."""
-
-    @property
-    def estimate(self) -> str:
-        return f"{signed(self.difference)} ({self.runs})"
+    estimate: str
 
 
 @dataclass(frozen=True)
@@ -175,9 +146,9 @@ class Found:
     """A question with what its study found; without runs, nothing."""
 
     asked: Question
-    report: Json | None
     arms: Sequence[ArmFound] = ()
-    effects: Sequence[EffectFound] = ()
+    effects: Sequence[str | None] | None = None
+    """The sentences of the effects of a factorial study that differ, largest effect first."""
     cells: Sequence[CellsFound] = ()
     worlds: Sequence["Found"] = ()
     """The same question in each of its worlds, if it has some."""
@@ -186,7 +157,7 @@ class Found:
 
     @property
     def is_run(self) -> bool:
-        return bool(self.arms or self.effects)
+        return bool(self.arms) or self.effects is not None
 
     @property
     def is_main(self) -> bool:
@@ -195,19 +166,8 @@ class Found:
         return bool(self.asked.overturned_by) or in_two_parts and not self.asked.aside
 
     @property
-    def is_in_words(self) -> bool:
-        """Whether its answers are sentences about arms."""
-        return self.asked.part in ("question", "control")
-
-    @property
     def headline(self) -> ArmFound | None:
         return self.arms[0] if self.arms else None
-
-    @property
-    def strong_effects(self) -> list[EffectFound]:
-        """Largest first."""
-        strong = [effect for effect in self.effects if effect.is_strong]
-        return sorted(strong, key=lambda e: -abs(e.numbers["estimate"]))
 
     @property
     def beside(self) -> str:
@@ -220,8 +180,8 @@ class Found:
         """The headline alone, for a short page."""
         if self.headline:
             return self.headline.brief
-        sentences = [effect.sentence for effect in self.strong_effects if effect.sentence]
-        return sentences[0].partition(". ")[0] if sentences else NO_EFFECT
+        sentence = next(filter(None, self.effects or ()), "no effect is distinguishable")
+        return sentence.partition(". ")[0]
 
     @property
     def not_run(self) -> str:
@@ -233,12 +193,10 @@ class Found:
         """The arms, or differences of cells: name, in each world, whether an arm keeps its verdict,
         which is not known of cells."""
         each = [{of.words: of for of in (*world.arms, *world.cells)} for world in self.worlds]
-        for world in self.worlds[:1]:
-            for first in (*world.arms, *world.cells):
-                known = [found.get(first.words) for found in each]
-                others = [other for other in known[1:] if other]
-                kept = first.kept(others) if isinstance(first, ArmFound) else ""
-                yield first.words, known, kept
+        for words, first in each[0].items():
+            known = [found.get(words) for found in each]
+            others = [other for other in known[1:] if other]
+            yield words, known, first.kept(others) if isinstance(first, ArmFound) else ""
 
 
 def read_report(folder: Path) -> Json | None:
@@ -249,9 +207,7 @@ def read_report(folder: Path) -> Json | None:
 
 def find(rows: Sequence[Question], folder: Path) -> list[Found]:
     """The answers to the questions, from the reports of the studies in `folder`."""
-    return _marked(
-        [_with_worlds(row, folder) if row.worlds else _found(row, folder) for row in rows]
-    )
+    return _marked([_found(row, folder) for row in rows])
 
 
 def _marked(found: Sequence[Found]) -> list[Found]:
@@ -276,7 +232,8 @@ def _marked(found: Sequence[Found]) -> list[Found]:
         return arm.kind.is_answer and corrected.get(claim, 0.0) > ALPHA
 
     def marked(row: Found) -> Found:
-        arms = [replace(arm, fails_page=fails(row.asked.study, arm)) for arm in row.arms]
+        study = row.asked.study
+        arms = [replace(a, marks=a.marks + FAILS_PAGE * fails(study, a)) for a in row.arms]
         return replace(row, arms=arms, worlds=[*map(marked, row.worlds)])
 
     return [*map(marked, found)]
@@ -295,16 +252,34 @@ def with_xray(found: Sequence[Found]) -> list[tuple[str, ArmFound]]:
     for row in found:
         for arm in row.arms:
             if arm.xray:
-                pairs.setdefault((arm.arm, arm.details["against"]), (row.asked.study, arm))
+                pairs.setdefault((arm.arm, arm.numbers["against"]), (row.asked.study, arm))
     return [*pairs.values()]
 
 
-def _with_worlds(asked: Question, folder: Path) -> Found:
-    each = [
-        _found(replace(asked, question=f"{asked.question} {world}", study=study, worlds={}), folder)
-        for study, world in asked.worlds.items()
-    ]
-    return Found(asked, None, worlds=each)
+def _found(asked: Question, folder: Path) -> Found:
+    if asked.worlds:
+        each = [
+            replace(asked, question=f"{asked.question} {world}", study=study, worlds={})
+            for study, world in asked.worlds.items()
+        ]
+        return Found(asked, worlds=[_found(one, folder) for one in each])
+    report = read_report(folder / asked.study)
+    if report is None:
+        return Found(asked)
+    if report["effects"]:
+        if not all(cell["pairs"] for cell in report["arms"].values()):
+            return Found(asked)
+        pairs = zip(report["effects"], report["details"]["sentences"], strict=True)
+        strong = [(of, text) for of, text in pairs if Verdict(of["verdict"]).differs]
+        strong.sort(key=lambda pair: -abs(pair[0]["estimate"]))
+        cells = [_cells(words, pair, report, asked.study) for words, pair in asked.cells.items()]
+        return Found(asked, effects=[text for _, text in strong], cells=cells)
+    names = asked.arms or {name: name for name in report["arms"]}
+    known = [name for name in names if name in report["arms"]]
+    seen = [name for name in known if report["arms"][name]["pairs"]]
+    xray, words = read_xray(folder / asked.study / XRAY), {**names, **asked.names}
+    arms = [_arm(name, words, report, xray) for name in seen]
+    return Found(asked, arms, missing=[names[name] for name in known if name not in seen])
 
 
 def _cells(words: str, pair: Sequence[str], report: Json, study: str) -> CellsFound:
@@ -315,42 +290,22 @@ def _cells(words: str, pair: Sequence[str], report: Json, study: str) -> CellsFo
             f"{min(means)}"
         )
     compared = next(report["arms"][cell] for cell in pair if cell in report["arms"])
-    return CellsFound(words, means[pair[0]] - means[pair[1]], compared["collapsed"][1])
-
-
-def _found(asked: Question, folder: Path) -> Found:
-    report = read_report(folder / asked.study)
-    if report is None:
-        return Found(asked, None)
-    if report["effects"]:
-        pairs = zip(report["effects"], report["details"]["sentences"], strict=True)
-        every_cell = all(cell["pairs"] for cell in report["arms"].values())
-        if not every_cell:
-            return Found(asked, report)
-        effects = [EffectFound(entry, text) for entry, text in pairs]
-        cells = [_cells(words, pair, report, asked.study) for words, pair in asked.cells.items()]
-        return Found(asked, report, effects=effects, cells=cells)
-    names = asked.arms or {name: name for name in report["arms"]}
-    known = [name for name in names if name in report["arms"]]
-    seen = [name for name in known if report["arms"][name]["pairs"]]
-    xray = read_xray(folder / asked.study / XRAY)
-    words = {**names, **asked.names}
-    arms = [_arm(name, words, report, xray) for name in seen]
-    return Found(asked, report, arms, missing=[names[name] for name in known if name not in seen])
+    difference = signed(means[pair[0]] - means[pair[1]])
+    return CellsFound(words, f"{difference} ({compared['collapsed'][1]})")
 
 
 def _arm(name: str, words: Mapping[str, str], report: Json, xray: KnownXray | None) -> ArmFound:
-    numbers, details = report["arms"][name], report["details"]
-    against = details["arms"][name]["against"]
-    (k, n), in_two_parts = numbers["collapsed"], "successes" in numbers
+    details = report["details"]
+    numbers = {**report["arms"][name], **details["arms"][name]}
+    against, (k, n) = numbers["against"], numbers["collapsed"]
+    collapses = "successes" not in numbers and k > MOSTLY * n
     is_compared = xray and {name, against} <= xray.arms.keys() and xray.against(name) == against
     return ArmFound(
         arm=name,
         words=words[name],
         against=words.get(against, against),
-        kind=Verdict(numbers["verdict"] if in_two_parts or k <= MOSTLY * n else "collapse"),
+        kind=Verdict.COLLAPSE if collapses else Verdict(numbers["verdict"]),
         numbers=numbers,
-        details=details["arms"][name],
         xray=xray if is_compared else None,
-        is_mixed=bool({name, against} & set(details["mixed"])),
+        marks=MIXED * bool({name, against} & {*details["mixed"]}),
     )

@@ -6,41 +6,34 @@ Scaling Reinforcement Learning Compute for LLMs"). A and C_mid are searched over
 follows from weighted least squares of the log odds of the way done, whose slope over log C it is;
 the weights make the errors those of R.
 
-The parameters describe a curve; no verdict rests on them. Trained on the first half of a curve, the
-fit has to predict the second half better than the last value and better than a power law
-R = A - D C^-a. On 20 different runs of two-digit sums (16 evaluations each) and the two published
-ones (51), it beats the last value in 22 of 22 (root mean square error 0.034 against 0.055), and the
-power law in 12 of 22 (0.034 against 0.036): that is a tie. So reports show no verdict such as
-"raises the ceiling" or "only faster".
+No verdict rests on the parameters: fitted to the first half of 22 curves, they predict the second
+half better than the last value in 22 (root mean square error 0.034 against 0.055), and better than
+a power law R = A - D C^-a in 12 (0.034 against 0.036), which is a tie.
 
 pass@1 is what one sample is worth; pass@k, whether one of k samples is right. If pass@1 rises and
 pass@k does not, answers that the model gave now and then have become its usual ones. Where pass@k
 is near 1 from the start, it cannot show new ability.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from trl_ablate.study.report.analysis import Analysis
 from trl_ablate.study.report.curves import PASSES, Run, Series, passes_name
 from trl_ablate.study.report.document import Columns, Section, table
-from trl_ablate.study.report.numbers import interval, number, within
+from trl_ablate.study.report.numbers import difference, interval, number
 from trl_ablate.study.report.stats import Interval, t_interval
 from trl_ablate.study.verdict import Verdict
 
-LEAST_POINTS = 6
-"""Fewest points after the first for a fit of three parameters."""
-MOST_POINTS = 50
-"""A longer curve is averaged in blocks: the fit looks at all points for each pair on the grid."""
+LEAST_POINTS, MOST_POINTS = 6, 50
+"""After the first, for a fit of three parameters; a longer curve is averaged in blocks, as the fit
+looks at all points for each pair on the grid."""
 CEILINGS, MIDDLES = 60, 60
 EDGE = 0.01
 """The log odds are taken of shares of the way between this and one minus this."""
 STEEPEST = 12.0
-
-
 PARAMETERS = {"A": "ceiling", "B": "steepness", "C_mid": "half-way step"}
 NOTE = (
     "R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B), fitted to each run that did not collapse: mean ± "
@@ -81,10 +74,8 @@ def fit(series: Series) -> Growth | None:
     fitted = start + (ceilings - start) * _share(steps, slope, middles)
     errors = ((fitted - values) ** 2).sum(-1)
     first, second = np.unravel_index(int(errors.argmin()), errors.shape)
-    return Growth(
-        start, float(ceilings[first, 0, 0]), float(slope[first, second, 0]),
-        float(middles[0, second, 0]),
-    )  # fmt: skip
+    found = ceilings[first, 0, 0], slope[first, second, 0], middles[0, second, 0]
+    return Growth(start, *map(float, found))
 
 
 def _thinned(values: np.ndarray) -> np.ndarray:
@@ -103,28 +94,20 @@ def parameters(analysis: Analysis) -> dict[str, dict[str, Interval]]:
     found: dict[str, dict[str, Interval]] = {}
     for arm in analysis.arms:
         both = zip(arm.runs, arm.summaries, strict=True)
-        calm = [run for run, s in both if s is not None and not s.collapsed]
-        fits = [each for run in calm if (each := fit(run.series[analysis.metric]))]
+        calm = [run.series[analysis.metric] for run, s in both if s and not s.collapsed]
+        fits = [vars(each) for each in map(fit, calm) if each]
         if fits:
-            found[arm.name] = {
-                name: t_interval([getattr(each, name) for each in fits]) for name in PARAMETERS
-            }
+            found[arm.name] = {key: t_interval([each[key] for each in fits]) for key in PARAMETERS}
     return found
 
 
 def growth_table(found: dict[str, dict[str, Interval]]) -> Section:
-    columns: Columns = [
-        ("arm", str),
-        *(
-            (f"{words} {key}", lambda arm, key=key: interval(found[arm][key]))
-            for key, words in PARAMETERS.items()
-        ),
-    ]
-    return table("Learning curves", found, columns, NOTE)
+    def shown(key: str) -> tuple[str, Callable[[str], str]]:
+        return f"{PARAMETERS[key]} {key}", lambda arm: interval(found[arm][key])
+
+    return table("Learning curves", found, [("arm", str), *map(shown, PARAMETERS)], NOTE)
 
 
-Rise = Mapping[str, float | None]
-"""`first`, `rise`, `low`, `high` over seeds."""
 PASSES_NOTE = (
     "From the first to the last evaluation of each run that has an outcome: mean over seeds, and "
     "the mean rise with its 95 % t interval. 'Sharper': pass@1 is seen to rise, pass@k is not. "
@@ -135,41 +118,28 @@ PASSES_NOTE = (
 
 def sharpening_table(analysis: Analysis) -> Section:
     """Empty, if evaluations drew one sample of each question."""
-    found = rises(analysis)
-
-    def rise(part: Rise) -> str:
-        return within(part["rise"] or 0.0, part["low"], part["high"])
-
+    most, found = largest_k(analysis), {}
+    for arm in analysis.arms if most else ():
+        ends = [ends for run in arm.runs if run.counts and (ends := _ends(run, most or 1))]
+        if ends:
+            found[arm.name] = [t_interval(column) for column in zip(*ends, strict=True)]
     columns: Columns = [
         ("arm", str),
-        ("pass@1 at first", lambda arm: number(found[arm]["one"]["first"])),
-        ("its rise", lambda arm: rise(found[arm]["one"])),
-        (f"pass@{largest_k(analysis)} at first", lambda arm: number(found[arm]["many"]["first"])),
-        ("its rise", lambda arm: rise(found[arm]["many"])),
-        ("verdict", lambda arm: found[arm]["verdict"]),
+        ("pass@1 at first", lambda arm: number(found[arm][0].mean)),
+        ("its rise", lambda arm: difference(found[arm][1])),
+        (f"pass@{most} at first", lambda arm: number(found[arm][2].mean)),
+        ("its rise", lambda arm: difference(found[arm][3])),
+        ("verdict", lambda arm: verdict(found[arm][1], found[arm][3])),
     ]
     return table("pass@1 and pass@k", found, columns, PASSES_NOTE)
 
 
-def rises(analysis: Analysis) -> dict[str, dict[str, Any]]:
-    """Arm -> `k`, its `verdict`, and `first`, `rise`, `low`, `high` of pass@1 (`one`) and of pass@k
-    (`many`); no arm, if evaluations drew one sample of each question."""
-    most = largest_k(analysis)
-    if most is None:
-        return {}
-    found = {}
-    for arm in analysis.arms:
-        ends = [ends for run in arm.runs if run.counts and (ends := _ends(run, most))]
-        if ends:
-            one, many = (_rise([each[place] for each in ends]) for place in (0, 1))
-            found[arm.name] = {"k": most, "one": one, "many": many, "verdict": verdict(one, many)}
-    return found
-
-
-def _rise(ends: Sequence[tuple[float, float]]) -> Rise:
-    change = t_interval([last - first for first, last in ends])
-    first = t_interval([first for first, _ in ends]).mean
-    return {"first": first, "rise": change.mean, "low": change.low, "high": change.high}
+def _ends(run: Run, most: int) -> tuple[float, ...] | None:
+    """pass@1 at the first evaluation, its rise until the last one, and the same of pass@k."""
+    one, many = (run.series.get(passes_name(k), Series()).values for k in (1, most))
+    if len(one) < 2 or len(many) < 2:
+        return None
+    return one[0], one[-1] - one[0], many[0], many[-1] - many[0]
 
 
 def largest_k(analysis: Analysis) -> int | None:
@@ -179,18 +149,12 @@ def largest_k(analysis: Analysis) -> int | None:
     return max(shared - {1}, default=None)
 
 
-def verdict(one: Rise, many: Rise) -> str:
+def verdict(one: Interval, many: Interval) -> str:
     """What rose, by intervals that leave out 0."""
-    if many["low"] is None or many["high"] is None or one["low"] is None:
+    if many.low is None or many.high is None or one.low is None:
         return Verdict.TOO_FEW
-    if many["high"] < 0:
+    if many.high < 0:
         return "narrower"
-    if many["low"] > 0:
-        return "more able" if one["low"] > 0 else "pass@k alone is seen to rise"
-    return "sharper" if one["low"] > 0 else "neither is seen to rise"
-
-
-def _ends(run: Run, most: int) -> list[tuple[float, float]] | None:
-    """pass@1 and pass@k, each at the first and at the last evaluation."""
-    curves = [run.series.get(passes_name(k), Series()).values for k in (1, most)]
-    return [(one[0], one[-1]) for one in curves] if all(len(one) > 1 for one in curves) else None
+    if many.low > 0:
+        return "more able" if one.low > 0 else "pass@k alone is seen to rise"
+    return "sharper" if one.low > 0 else "neither is seen to rise"

@@ -8,7 +8,7 @@ compared from three successes on, not eight; such a verdict leans on bell-shaped
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from scipy import special
 
@@ -22,16 +22,13 @@ from trl_ablate.study.two_part import (
     Means,
     Shares,
     clopper_pearson,
-    fisher_p,
     half_way,
-    welch,
-)
+    parts_of,
+)  # fmt: skip
 from trl_ablate.study.verdict import Verdict
 
-MOST_RUNS = 1000
-"""More runs of an arm than this are not worth naming."""
-POWER = 0.8
-"""With which the runs that are said to be needed decide."""
+MOST_RUNS, POWER = 1000, 0.8
+"""More runs of an arm than this are not worth naming; they decide with this power."""
 
 
 @dataclass(frozen=True)
@@ -103,26 +100,24 @@ class Judgement:
 
 
 def judge_runs(runs: Sequence[Run], metric: str, reference: str | None, rules: Rules) -> Judgement:
-    """Judge every arm against the reference, by default the first arm; in a group without it,
-    against the group's first arm."""
+    """Every arm against the reference, by default the first; in a group without it, the group's."""
     known = [run for run in runs if run.series.get(metric)]
     arms = list(dict.fromkeys(run.arm for run in known))
-    over = [run for run in known if rules.questions and not 0 <= run.series[metric].values[-1] <= 1]
-    if over:
-        raise ConfigurationError(
-            f"--questions is for shares between 0 and 1, and a run of '{over[0].arm}' ends at "
-            f"{over[0].series[metric].values[-1]:g}; give shares, or leave the option out"
-        )
+    for run in known if rules.questions else ():
+        if not 0 <= (end := run.series[metric].values[-1]) <= 1:
+            raise ConfigurationError(
+                f"--questions is for shares between 0 and 1, and a run of '{run.arm}' ends at "
+                f"{end:g}; give shares, or leave the option out"
+            )
     chosen = reference or arms[0]
     if chosen not in arms:
         raise ConfigurationError(f"--reference is '{chosen}'; the arms are {', '.join(arms)[:300]}")
     groups: dict[str, list[Run]] = {}
     for run in known:
         groups.setdefault(run.group or "", []).append(run)
-    bases = {name: _base(found, metric, rules) for name, found in groups.items()}
+    bases = {name: _base(own, metric, rules) for name, own in groups.items()}
     judged = {
-        name: _judged(_finals(found, metric), chosen, bases[name], rules)
-        for name, found in groups.items()
+        name: _judged(own, metric, chosen, bases[name], rules) for name, own in groups.items()
     }
     stated = rules.threshold is not None
     return Judgement(metric, chosen, judged, None if stated else bases, _pooled(judged, chosen))
@@ -136,36 +131,34 @@ def _base(runs: Sequence[Run], metric: str, rules: Rules) -> float:
     return statistics.median(first) if first else 0.0
 
 
-def _finals(runs: Sequence[Run], metric: str) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
-    for run in runs:
-        found.setdefault(run.arm, []).append(run.series[metric].values[-1])
-    return found
-
-
 def _judged(
-    finals: Mapping[str, list[float]], reference: str, base: float, rules: Rules
+    runs: Sequence[Run], metric: str, reference: str, base: float, rules: Rules
 ) -> list[Judged]:
     """The arms of one group, the reference first."""
+    finals: dict[str, list[float]] = {}
+    for run in runs:
+        finals.setdefault(run.arm, []).append(run.series[metric].values[-1])
     reference = reference if reference in finals else next(iter(finals))
     others, limit = finals[reference], rules.threshold
-    if limit is None:
-        limit = half_way(others, base)
-    best = [value for value in others if value >= limit]
-    found = []
-    for arm in sorted(finals, key=lambda arm: arm != reference):
-        values = finals[arm]
-        good = [value for value in values if value >= limit]
-        one = Judged(arm, tuple(values), limit, clopper_pearson(len(good), len(values)))
+    limit = half_way(others, base) if limit is None else limit
+    parts = {}
+    for arm, values in finals.items():
         if arm != reference:
-            counts = (len(good), len(values)), (len(best), len(others))
-            enough = min(len(good), len(best)) >= MIN_SEEDS
-            noise = _noise([*good, *best], rules.questions)
-            shares = Shares(*counts, fisher_p(*counts[0], *counts[1]))
-            means = welch(good, best, noise) if enough else None
-            one = replace(one, against=reference, shares=shares, means=means)
-        found.append(one)
-    return _decided(found, rules.margin)
+            noise = _noise([x for x in (*values, *others) if x >= limit], rules.questions)
+            parts[arm] = parts_of(values, others, limit, noise, MIN_SEEDS)
+    best = sum(x >= limit for x in others)
+    found = [Judged(reference, tuple(others), limit, clopper_pearson(best, len(others)))]
+    level, p_values = ALPHA / max(1, len(parts)), holm([min(_p(*each)) for each in parts.values()])
+    for (arm, (shares, means)), p in zip(parts.items(), p_values, strict=True):
+        verdict = _verdict(shares, means, p, rules.margin, level)
+        found.append(
+            Judged(
+                arm, tuple(finals[arm]), limit, clopper_pearson(*shares.arm), reference, shares,
+                means, p, verdict,
+                needed=_needed(shares, means, level) if verdict is Verdict.SAME else None,
+            )
+        )  # fmt: skip
+    return found
 
 
 def _noise(values: Sequence[float], questions: int | None) -> float:
@@ -175,43 +168,31 @@ def _noise(values: Sequence[float], questions: int | None) -> float:
     return math.sqrt(share * (1 - share) / questions)
 
 
-def _decided(arms: list[Judged], margin: float | None) -> list[Judged]:
-    compared = [one for one in arms if one.shares]
-    level = ALPHA / max(1, len(compared))
-    found = [one for one in arms if not one.shares]
-    for one, p in zip(compared, holm([_p(one) for one in compared]), strict=True):
-        verdict = _verdict(one, p, margin, level)
-        needed = _needed(one, arms[0], level) if verdict is Verdict.SAME else None
-        found.append(replace(one, p=p, verdict=verdict, needed=needed))
-    return found
+def _p(shares: Shares, means: Means | None) -> tuple[float, float]:
+    """Of each part, over its share of the level."""
+    of_means = means.p / (1 - SHARES_PART) if means else math.inf
+    return min(1.0, shares.p / SHARES_PART), of_means
 
 
-def _p(one: Judged) -> float:
-    parts = [one.shares.p / SHARES_PART]
-    if one.means:
-        parts.append(one.means.p / (1 - SHARES_PART))
-    return min(1.0, *parts)
-
-
-def _verdict(one: Judged, p: float, margin: float | None, level: float) -> Verdict:
-    (k, n), (other, m) = one.shares.arm, one.shares.reference
-    if min(n, m) < MIN_SEEDS:
+def _verdict(
+    shares: Shares, means: Means | None, p: float, margin: float | None, level: float
+) -> Verdict:
+    if min(shares.arm[1], shares.reference[1]) < MIN_SEEDS:
         return Verdict.TOO_FEW
     if p <= ALPHA:
-        if one.means is None or one.shares.p / SHARES_PART <= one.means.p / (1 - SHARES_PART):
-            return Verdict.FAILS_MORE if k * m < other * n else Verdict.FAILS_LESS
-        return Verdict.BETTER if one.means.difference > 0 else Verdict.WORSE
-    if margin and one.means and one.shares.p > DOUBTFUL:
-        is_same = one.means.equivalence_p(margin) <= level * (1 - SHARES_PART)
-        return Verdict.EQUIVALENT if is_same else Verdict.SAME
-    return Verdict.SAME
+        of_shares, of_means = _p(shares, means)
+        return means.direction if means and of_means < of_shares else shares.direction
+    if not (margin and means and shares.p > DOUBTFUL):
+        return Verdict.SAME
+    is_same = means.equivalence_p(margin) <= level * (1 - SHARES_PART)
+    return Verdict.EQUIVALENT if is_same else Verdict.SAME
 
 
-def _needed(one: Judged, reference: Judged, level: float) -> int | None:
+def _needed(shares: Shares, means: Means | None, level: float) -> int | None:
     """By whichever part needs fewer: shares by the formula for Fisher's test of Casagrande, Pike
     and Smith (1978), means by the normal approximation with Guenther's correction for t (1981),
     over the share of runs that succeed."""
-    (k, n), (other, m) = one.shares.arm, one.shares.reference
+    (k, n), (other, m) = shares.arm, shares.reference
     of_shares, of_means = (
         float(special.ndtri(1 - level * part / 2)) for part in (SHARES_PART, 1 - SHARES_PART)
     )
@@ -221,9 +202,9 @@ def _needed(one: Judged, reference: Judged, level: float) -> int | None:
         mean, apart = (p + q) / 2, power * math.sqrt(p * (1 - p) + q * (1 - q))
         plain = ((of_shares * math.sqrt(2 * mean * (1 - mean)) + apart) / distance) ** 2
         found.append(plain / 4 * (1 + math.sqrt(1 + 4 / (plain * distance))) ** 2)
-    if one.means and one.means.difference:
-        variance = one.means.error**2 / (1 / k + 1 / other)
-        successes = 2 * variance * ((of_means + power) / one.means.difference) ** 2
+    if means and means.difference:
+        variance = means.error**2 / (1 / k + 1 / other)
+        successes = 2 * variance * ((of_means + power) / means.difference) ** 2
         found.append((successes + of_means**2 / 4) * max(n / k, m / other))
     least = max(n + 1, math.ceil(min(found)))
     return least if least <= MOST_RUNS else None
@@ -232,18 +213,17 @@ def _needed(one: Judged, reference: Judged, level: float) -> int | None:
 def _pooled(groups: Mapping[str, Sequence[Judged]], reference: str) -> list[Pooled]:
     """The arms that several groups compare with the same reference."""
     arms: dict[str, dict[str, Judged]] = {}
-    for name, judged in groups.items():
-        for one in judged:
-            if one.against == reference:
-                arms.setdefault(one.arm, {})[name] = one
+    for name, one in [(name, one) for name, judged in groups.items() for one in judged]:
+        if one.against == reference:
+            arms.setdefault(one.arm, {})[name] = one
     found = []
     for arm, of in arms.items():
         if len(of) > 1:
-            rest = {left: [of[name] for name in of if name != left] for left in of}
             many = sum(one.means is not None for one in of.values()) > 2
             without = {
-                left: _both(others, with_means=many) for left, others in rest.items() if len(of) > 2
-            }
+                left: _both([of[name] for name in of if name != left], with_means=many)
+                for left in of if len(of) > 2
+            }  # fmt: skip
             shares = tuple(one.shares for one in of.values() if one.shares)
             found.append(Pooled(arm, tuple(of), shares, *_both([*of.values()]), without))
     return found

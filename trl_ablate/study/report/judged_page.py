@@ -1,6 +1,6 @@
 """The page of `trl-ablate judge`: verdicts on anybody's runs, as tables, a picture and JSON."""
 
-import math
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -61,7 +61,7 @@ def _curves(found: Judgement, runs: Sequence[Run]) -> Iterator[Picture]:
     from trl_ablate.study.report.pictures import about_bands, draw_curves
 
     for place, group in enumerate(found.groups):
-        own = [run for run in runs if (run.group or "") == group and found.metric in run.series]
+        own = _runs_of(group, found, runs)
         if any(len(run.series[found.metric].steps) > 1 for run in own):
             analysis = analyse(own, found.metric)
             about = f"{found.metric} of {group or 'all arms'}{about_bands(analysis)}"
@@ -71,16 +71,13 @@ def _curves(found: Judgement, runs: Sequence[Run]) -> Iterator[Picture]:
 def sentences(found: Judgement, runs: Sequence[Run]) -> list[str]:
     """What counts as success, then what is decided."""
     without = [run.name for run in runs if found.metric not in run.series]
-    said = [f"left out, as without {found.metric}: {', '.join(without)}"] if without else []
+    lines = [f"left out, as without {found.metric}: {', '.join(without)}"] if without else []
     for group, arms in found.groups.items():
-        where = f"{group}: " if group else ""
-        start = f"{where}a run succeeds from {number(arms[0].threshold)} on"
+        start = f"a run succeeds from {number(arms[0].threshold)} on"
         if found.bases is not None:
-            start += (
-                f", half of what the median run of {arms[0].arm} gains over "
-                f"{number(found.bases[group])}"
-            )
-        own = [run for run in runs if (run.group or "") == group and found.metric in run.series]
+            base = number(found.bases[group])
+            start += f", half of what the median run of {arms[0].arm} gains over {base}"
+        own = _runs_of(group, found, runs)
         ends = {run.series[found.metric].steps[-1] for run in own}
         if len(ends) > 1:
             low, high = f"{min(ends):g}", f"{max(ends):g}"
@@ -88,11 +85,16 @@ def sentences(found: Judgement, runs: Sequence[Run]) -> list[str]:
         if lost := [run.name for run in own if found.metric in run.lost]:
             start += f"; {', '.join(lost)} end in NaN, and count as 0 or their lowest value"
         of = [one for one in arms if one.verdict]
-        decided = [one for one in of if one.verdict.is_final]
-        said += [start, *(f"{where}{_sentence(one)}" for one in decided)]
-        if len(decided) < len(of):
-            said.append(f"{where}{len(of) - len(decided)} of {len(of)} comparisons are not decided")
-    return said
+        words = [start, *(_sentence(one) for one in of if one.verdict.is_final)]
+        if left := len(of) + 1 - len(words):
+            words.append(f"{left} of {len(of)} comparisons are not decided")
+        lines += [f"{group}: {each}" if group else each for each in words]
+    return lines
+
+
+def _runs_of(group: str, found: Judgement, runs: Sequence[Run]) -> list[Run]:
+    """Those of a group that have the metric."""
+    return [run for run in runs if (run.group or "") == group and found.metric in run.series]
 
 
 def _sentence(one: Judged) -> str:
@@ -102,19 +104,19 @@ def _sentence(one: Judged) -> str:
             f"{one.arm} {one.verdict} than {one.against}: {k} of {n} runs succeed against "
             f"{other} of {m} ({p_words(one.p)})"
         )
-    joint = "to" if one.verdict is Verdict.EQUIVALENT else "than"
-    return (
-        f"{one.arm} is {one.verdict} {joint} {one.against} where both succeed: {_difference(one)}"
-    )
+    joint = f"{one.verdict} {'to' if one.verdict is Verdict.EQUIVALENT else 'than'}"
+    return f"{one.arm} is {joint} {one.against} where both succeed: {_difference(one)}"
 
 
 def _difference(one: Judged) -> str:
-    if one.means is None:
-        return NOTHING
-    return within(one.means.difference, *one.means.interval(ALPHA))
+    return within(one.means.difference, *one.means.interval(ALPHA)) if one.means else NOTHING
 
 
 def _verdicts(found: Judgement) -> Section:
+    def needed(one: Judged) -> str:
+        of = f"about {one.needed}" if one.needed else "over 1000"
+        return of if one.verdict is Verdict.SAME else NOTHING
+
     rows = [(group, one) for group, arms in found.groups.items() for one in arms]
     columns: Columns = [
         *([("group", lambda row: row[0])] if len(found.groups) > 1 else []),
@@ -126,32 +128,35 @@ def _verdicts(found: Judgement) -> Section:
         ("mean of those", lambda row: interval(row[1].mean)),
         ("difference", lambda row: _difference(row[1])),
         ("p", lambda row: p_value(row[1].p)),
-        ("runs needed", lambda row: _needed(row[1])),
+        ("runs needed", lambda row: needed(row[1])),
     ]
     return table("Verdicts", rows, columns, VERDICTS_NOTE, len(columns) - 7)
 
 
-def _needed(one: Judged) -> str:
-    if one.verdict is not Verdict.SAME:
-        return NOTHING
-    return f"about {one.needed}" if one.needed else "over 1000"
-
-
 def _pooled(found: Judgement) -> Section:
+    def odds(one: Pooled) -> str:
+        if one.odds is None:
+            return NOTHING
+        ratio, limits = one.odds.odds_ratio, f"[{one.odds.low:.2g}, {one.odds.high:.2g}]"
+        return f"{ratio:.2g} {limits}".replace("inf", "∞")
+
+    def mean(one: Pooled) -> str:
+        of = one.means
+        return within(of.difference, of.low, of.high) if of else NOTHING
+
     def counts(one: Pooled) -> str:
         sides = [[share.arm for share in one.shares], [share.reference for share in one.shares]]
-        return " against ".join(
-            f"{sum(k for k, _ in side)} of {sum(n for _, n in side)}" for side in sides
-        )
+        totals = [[sum(column) for column in zip(*side, strict=True)] for side in sides]
+        return " against ".join(f"{k} of {n}" for k, n in totals)
 
     columns: Columns = [
         ("arm", lambda one: one.arm),
         ("groups", lambda one: ", ".join(one.groups)),
         ("succeed", counts),
-        ("odds ratio", lambda one: _odds(one.odds)),
+        ("odds ratio", odds),
         ("p of shares", lambda one: p_value(one.odds and one.odds.p)),
         ("without one", lambda one: _span([p_value(o.p) for o, _ in one.without.values() if o])),
-        ("difference of means", lambda one: _mean(one.means)),
+        ("difference of means", mean),
         ("without one", lambda one: _span(
             [signed(m.difference) for _, m in one.without.values() if m])),
         ("I²", lambda one: f"{one.means.i_squared:.0%}" if one.means else NOTHING),
@@ -167,21 +172,12 @@ def _span(values: Iterable[str]) -> str:
     return " to ".join(dict.fromkeys((kept[0], kept[-1]))) if kept else NOTHING
 
 
-def _odds(odds: Any) -> str:
-    if odds is None:
-        return NOTHING
-    return f"{odds.odds_ratio:.2g} [{odds.low:.2g}, {odds.high:.2g}]".replace("inf", "∞")
-
-
-def _mean(means: Any) -> str:
-    return within(means.difference, means.low, means.high) if means else NOTHING
-
-
 def _read(runs: Sequence[Run], metric: str) -> Section:
     """How the names were understood."""
 
-    def last(run: Run) -> float:
-        return run.series[metric].steps[-1] if metric in run.series else 0
+    def last(own: Sequence[Run]) -> str:
+        ends = [run.series[metric].steps[-1] for run in own if metric in run.series]
+        return f"{max(ends, default=0):g}"
 
     arms: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
@@ -190,7 +186,7 @@ def _read(runs: Sequence[Run], metric: str) -> Section:
         ("group", lambda item: item[0][0]),
         ("arm", lambda item: item[0][1]),
         ("seeds", lambda item: ", ".join("?" if r.seed is None else str(r.seed) for r in item[1])),
-        ("last step", lambda item: f"{max(map(last, item[1])):g}"),
+        ("last step", lambda item: last(item[1])),
     ]
     note = "As found in columns or names; --arm, --seed, --group and --names change it."
     return table("How the runs were read", arms.items(), columns, note, 2)
@@ -228,12 +224,4 @@ def _picture(found: Judgement) -> Picture:
 
 def judged_numbers(found: Judgement) -> dict[str, Any]:
     """The judgement as JSON; infinite numbers become null."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {str(name): plain(one) for name, one in value.items()}
-        if isinstance(value, list | tuple):
-            return [plain(one) for one in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return plain(asdict(found))
+    return json.loads(json.dumps(asdict(found)), parse_constant=lambda _: None)

@@ -1,9 +1,8 @@
 """Means over seeds, paired differences and verdicts. Needs only scipy.
 
 There are few seeds, so intervals use Student's t. Arms are compared with the reference seed by
-seed, so that a seed's effect on both (the same questions in the same order) cancels. Deliberately
-absent: tests on single runs, and tests that treat evaluation questions as independent replicates of
-a training run.
+seed, so that a seed's effect on both cancels. Deliberately absent: tests on single runs, and tests
+that treat evaluation questions as independent replicates of a training run.
 """
 
 import math
@@ -11,6 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from scipy import special
 
 from trl_ablate.study.decision import EXACT, NORMAL, can_reach, decide, is_within, sign_flip_p
@@ -46,17 +46,12 @@ class Pairs:
     collapsed: Sequence[bool] = ()
     """For each pair, whether one of its runs collapsed."""
     first: int | None = None
-    """Pairs before the first that is missing; None: none is missing."""
+    """Pairs before the first that is missing; None: none is missing. Looks count these alone, so
+    that a verdict stays when a missing run is done later."""
 
     @property
     def is_mixed(self) -> bool:
         return 0 < sum(self.collapsed) < len(self.differences)
-
-    @property
-    def unbroken(self) -> "Pairs":
-        """The pairs before the first that is missing: looks count these alone, so that a verdict
-        stays when a missing run is done later."""
-        return self.first_of(self.first)
 
     def first_of(self, n: int | None) -> "Pairs":
         return Pairs(self.differences[:n], self.collapsed[:n])
@@ -64,7 +59,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Comparison:
-    """An arm against the reference: the paired difference and the verdict."""
+    """An arm against the reference: the paired difference and the verdict; see `Decision`."""
 
     arm: str
     difference: Interval
@@ -72,11 +67,8 @@ class Comparison:
     p_corrected: float | None
     verdict: Verdict
     leans_on: str = NORMAL
-    """What the verdict assumes, or the test that needs no assumption."""
     exact_p: float | None = None
-    """The p-value of the sign-flip test; None if the pairs are too few for it."""
     exact_disagrees: bool = False
-    """Whether the t test found a difference that the sign-flip test did not confirm."""
     next_look: int | None = None
     """The number of seeds at which an undecided comparison may be decided."""
     two_part: TwoPart | None = None
@@ -91,19 +83,13 @@ class Comparison:
         return self.two_part.n if self.two_part else self.difference.n
 
 
-def t_interval(values: Sequence[float], confidence: float = 1 - ALPHA) -> Interval:
+def t_interval(values: Sequence[float]) -> Interval:
     """mean ± t(n - 1) · s / √n with the unbiased s. Equal values give an interval of width 0."""
     n = len(values)
-    if n == 0:
-        return Interval(0, None)
-    mean = statistics.fmean(values)
-    if n == 1:
-        return Interval(1, mean)
-    half = (
-        float(special.stdtrit(n - 1, (1 + confidence) / 2))
-        * statistics.stdev(values)
-        / math.sqrt(n)
-    )
+    if n < 2:
+        return Interval(n, statistics.fmean(values) if values else None)
+    mean, t = statistics.fmean(values), float(special.stdtrit(n - 1, (1 + (1 - ALPHA)) / 2))
+    half = t * statistics.stdev(values) / math.sqrt(n)
     return Interval(n, mean, mean - half, mean + half)
 
 
@@ -136,10 +122,8 @@ def p_over_looks(
     differs = over_looks(_p(pairs, exact))
     if margin is None or pairs.is_mixed or n < FEWEST:
         return differs, 1.0
-    error, distance = (
-        statistics.stdev(values) / math.sqrt(n),
-        margin - abs(statistics.fmean(values)),
-    )
+    error = statistics.stdev(values) / math.sqrt(n)
+    distance = margin - abs(statistics.fmean(values))
     beyond = float(special.stdtr(n - 1, -distance / error)) if error else float(distance <= 0)
     return differs, over_looks(2 * beyond) / 2
 
@@ -147,65 +131,55 @@ def p_over_looks(
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's step-down correction: the k-th smallest of m is multiplied by m - k + 1, and
     the result is made monotone."""
-    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
-    corrected, largest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        corrected[index] = largest
-    return corrected
+    p, factors = np.array(p_values, float), np.arange(len(p_values), 0, -1)
+    order = np.argsort(p, kind="stable")
+    p[order] = np.minimum(1.0, np.maximum.accumulate(factors * p[order]))
+    return p.tolist()
 
 
 def pairs_of(
-    reference: Sequence[float | None],
-    arm: Sequence[float | None],
-    collapsed: Sequence[bool] | None = None,
+    reference: Sequence[float | None], arm: Sequence[float | None], collapsed: Sequence[bool] = ()
 ) -> Pairs:
-    """The differences where both have a value; higher is better.
-
-    Values are ordered by seed; None is a run without an outcome, and its pair is skipped.
-    """
-    both = [
-        (b - a, position)
+    """The differences of values in the order of the seeds, higher is better; None is a run without
+    an outcome, and its pair is skipped."""
+    both = {
+        position: b - a
         for position, (a, b) in enumerate(zip(reference, arm, strict=True))
         if a is not None and b is not None
-    ]
-    missing = next((i for i, (_, position) in enumerate(both) if i != position), None)
-    flags = [bool(collapsed and collapsed[position]) for _, position in both]
-    return Pairs([difference for difference, _ in both], flags, missing)
+    }
+    missing = next((i for i, position in enumerate(both) if i != position), None)
+    flags = [bool(collapsed and collapsed[position]) for position in both]
+    return Pairs([*both.values()], flags, missing)
 
 
 def judge(arms: Mapping[str, Pairs], margin: float | None = None) -> dict[str, Comparison]:
     """The verdicts over all pairs. Holm's correction is over all arms with enough of them, whatever
     their references."""
-    exact = {
-        name: sign_flip_p(pairs.differences)
-        if can_reach(len(pairs.differences), ALPHA, mixed=pairs.is_mixed)
-        else None
-        for name, pairs in arms.items()
+    enough = {name: of for name, of in arms.items() if len(of.differences) >= MIN_SEEDS}
+    flips = {
+        name: sign_flip_p(of.differences)
+        for name, of in arms.items()
+        if can_reach(len(of.differences), ALPHA, mixed=of.is_mixed)
     }
-    p = {
-        name: _p(pairs, exact[name])
-        for name, pairs in arms.items()
-        if len(pairs.differences) >= MIN_SEEDS
-    }
-    corrected = dict(zip(p, holm(list(p.values())), strict=True))
-    level = ALPHA / max(1, len(p))
-    found = {}
+    p = {name: _p(of, flips.get(name)) for name, of in enough.items()}
+    corrected = dict(zip(p, holm([*p.values()]), strict=True))
+    level, found = ALPHA / max(1, len(p)), {}
     for name, pairs in arms.items():
-        is_exact = exact[name] is not None
-        confirmed = exact[name] <= ALPHA if is_exact else not pairs.is_mixed  # pyright: ignore
-        values, differs = pairs.differences, name in p and corrected[name] < ALPHA
+        exact, mixed = flips.get(name), pairs.is_mixed
+        differs = corrected.get(name, 1.0) < ALPHA
+        confirmed = not mixed if exact is None else exact <= ALPHA
+        verdict = Verdict.SAME if name in enough else Verdict.TOO_FEW
+        if differs and confirmed:
+            is_better = statistics.fmean(pairs.differences) > 0
+            verdict = Verdict.BETTER if is_better else Verdict.WORSE
+        elif name in enough and margin is not None and not (differs or mixed):
+            within = is_within(pairs.differences, level, margin)
+            verdict = Verdict.EQUIVALENT if within else verdict
         found[name] = Comparison(
-            arm=name,
-            difference=t_interval(values),
-            p=p.get(name),
-            p_corrected=corrected.get(name),
-            verdict=_verdict(pairs, corrected.get(name), confirmed, margin, level),
-            leans_on=EXACT if is_exact or pairs.is_mixed else NORMAL,
-            exact_p=exact[name],
-            exact_disagrees=differs and not confirmed,
-            p_values=p_over_looks(pairs, margin, exact[name]),
-        )
+            name, t_interval(pairs.differences), p.get(name), corrected.get(name), verdict,
+            NORMAL if exact is None and not mixed else EXACT, exact, differs and not confirmed,
+            p_values=p_over_looks(pairs, margin, exact),
+        )  # fmt: skip
     return found
 
 
@@ -215,42 +189,21 @@ def _p(pairs: Pairs, exact: float | None) -> float:
     return exact if pairs.is_mixed and exact is not None else paired_p(pairs.differences)
 
 
-def _verdict(
-    pairs: Pairs, p: float | None, confirmed: bool, margin: float | None, level: float
-) -> Verdict:
-    if p is None:
-        return Verdict.TOO_FEW
-    if p < ALPHA and confirmed:
-        return Verdict.BETTER if statistics.fmean(pairs.differences) > 0 else Verdict.WORSE
-    equivalent = (
-        p >= ALPHA
-        and margin is not None
-        and not pairs.is_mixed
-        and is_within(pairs.differences, level, margin)
-    )
-    return Verdict.EQUIVALENT if equivalent else Verdict.SAME
-
-
 def judge_at_looks(
     arms: Mapping[str, Pairs], looks: Sequence[int], margin: float | None = None
 ) -> dict[str, Comparison]:
     """The verdicts at planned looks; the comparisons share the level."""
     level, compared = ALPHA / max(1, len(arms)), {}
     for name, pairs in arms.items():
-        whole = pairs.unbroken
+        whole = pairs.first_of(pairs.first)
         found = decide(
             whole.differences, looks=looks, level=level, margin=margin, collapsed=whole.collapsed
         )
         compared[name] = Comparison(
-            arm=name,
-            difference=Interval(found.n, found.difference, found.low, found.high),
-            p=None,
-            p_corrected=None,
-            verdict=Verdict(found.verdict),
-            leans_on=found.leans_on,
-            exact_p=found.exact_p,
-            exact_disagrees=found.exact_disagrees,
+            name, Interval(found.n, found.difference, found.low, found.high), None, None,
+            found.verdict,
+            found.leans_on, found.exact_p, found.exact_disagrees,
             next_look=None if found.is_final else next((n for n in looks if n > found.n), None),
             p_values=p_over_looks(whole.first_of(found.n), margin, found.exact_p, looks),
-        )
+        )  # fmt: skip
     return compared

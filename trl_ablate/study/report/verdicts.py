@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import starmap
-from operator import itemgetter
 from pathlib import Path
 
 from trl_ablate.study.decision import EXACT
@@ -12,7 +11,7 @@ from trl_ablate.study.nominal import critical_t, nominal_level
 from trl_ablate.study.planned import Plan, silent_differences
 from trl_ablate.study.report import outcomes
 from trl_ablate.study.report.analysis import Analysis, ArmResult
-from trl_ablate.study.report.document import Block, Items, Picture, Section, Text, table
+from trl_ablate.study.report.document import Block, Columns, Items, Picture, Section, Text, table
 from trl_ablate.study.report.numbers import (
     MIXED,
     NOTHING,
@@ -53,19 +52,19 @@ TASKS = {
 
 def answer(analysis: Analysis, plan: Plan | None, pictures: Sequence[Picture] = ()) -> Section:
     """The verdicts as sentences, their picture, and the necessary remarks."""
-    reference = analysis.reference
-    mean = interval(reference.intervals[analysis.decide_on]) + MIXED * reference.is_mixed
-    lead = f"Reference {reference.name}: {analysis.outcome_name} {mean} ({reference.outcome()})."
-    two_part = analysis.judge == "two_part"
-    if two_part:
+    reference, found = analysis.reference, analysis.decisive.values()
+    if analysis.judge == "two_part":
         lead = f"Outcome: {analysis.outcome_name}. Reference: {reference.name}."
-    found = analysis.decisive.values()
+        collapses = []
+    else:
+        mean = interval(reference.intervals[analysis.decide_on]) + MIXED * reference.is_mixed
+        name = f"Reference {reference.name}: {analysis.outcome_name}"
+        lead = f"{name} {mean} ({reference.outcome()})."
+        collapses = outcomes.sentences(analysis)
     sentences = [(_of_two_parts if c.two_part else sentence)(c, analysis) for c in found]
-    sentences += [] if two_part else outcomes.sentences(analysis)
-    blocks: list[Block] = [Text(lead), Items(sentences)] if sentences else [Text(lead)]
-    blocks += [Text(words) for words in finality(analysis)]
-    blocks += pictures
-    blocks += [Text(caveat) for caveat in caveats(analysis, plan)]
+    sentences += collapses
+    blocks: list[Block] = [Text(lead), *([Items(sentences)] if sentences else [])]
+    blocks += [*map(Text, finality(analysis)), *pictures, *map(Text, caveats(analysis, plan))]
     return Section("Answer", blocks)
 
 
@@ -83,8 +82,7 @@ def sentence(comparison: Comparison, analysis: Analysis) -> str:
         return f"{head} ({n} pair{'s' * (n != 1)}; {numbers})."
     if verdict.differs and p is not None:
         numbers += f"; {p_words(p)}"
-    why = disagreement(comparison)
-    rest = waits(verdict, comparison.next_look) + (f"; {why}" if why else "")
+    rest = waits(verdict, comparison.next_look, disagreement(comparison))
     return f"{head} ({numbers}){_basis(comparison) if verdict.is_final else rest}."
 
 
@@ -108,23 +106,21 @@ def _of_two_parts(comparison: Comparison, analysis: Analysis) -> str:
     return f"{head}: {'; '.join(parts)}{waits(found.verdict, comparison.next_look)}."
 
 
-def waits(verdict: Verdict, next_look: int | None) -> str:
-    return f"; the next look is at {next_look} seeds" * (verdict is Verdict.UNDECIDED)
+def waits(verdict: Verdict, next_look: int | None, why: str | None = None) -> str:
+    words = f"; the next look is at {next_look} seeds" * (verdict is Verdict.UNDECIDED)
+    return words + (f"; {why}" if why else "")
 
 
 def disagreement(comparison: Comparison) -> str | None:
     """Why a difference that the t test finds is no verdict; None if it finds none."""
     if not comparison.exact_disagrees:
         return None
-    if comparison.exact_p is None:
-        return (
-            "the t test finds a difference, but some pairs collapsed and others did not, and they "
-            "are too few for an exact test"
-        )
-    return (
-        "the t test finds a difference, and the exact sign-flip test does not "
-        f"({p_words(comparison.exact_p)})"
+    but = (
+        "but some pairs collapsed and others did not, and they are too few for an exact test"
+        if comparison.exact_p is None
+        else f"and the exact sign-flip test does not ({p_words(comparison.exact_p)})"
     )
+    return f"the t test finds a difference, {but}"
 
 
 def _basis(comparison: Comparison) -> str:
@@ -153,12 +149,8 @@ def caveats(analysis: Analysis, plan: Plan | None) -> list[str]:
     if missing := Counter(run.arm for run in analysis.runs if not run.counts):
         arms = ", ".join(f"{number} of {arm}" for arm, number in missing.items())
         notes.append(f"{missing.total()} of {len(analysis.runs)} runs have no outcome: {arms}.")
-    notes += [
-        f"{run.name}: {run.skipped} lines of its metrics.jsonl are not logged rows and "
-        "were skipped."
-        for run in analysis.runs
-        if run.skipped
-    ]
+    lines = "lines of its metrics.jsonl are not logged rows and were skipped"
+    notes += [f"{run.name}: {run.skipped} {lines}." for run in analysis.runs if run.skipped]
     return notes + [f"{sentence}." for sentence in (silent_differences(plan) if plan else ())]
 
 
@@ -171,34 +163,28 @@ def _miniature(millions: float, dataset: str) -> str:
 
 
 def _mixed_outcome(arm: ArmResult) -> str:
-    counted = [
-        f"{number} {what}"
-        for number, what in (
-            (arm.collapsed, "collapsed"),
-            (arm.fell_behind, "ended below half of the arm's median"),
-        )
-        if number
-    ]
+    counted = {
+        "collapsed": arm.collapsed,
+        "ended below half of the arm's median": arm.fell_behind,
+    }
+    words = " and ".join(f"{number} {what}" for what, number in counted.items() if number)
     return (
-        f"{arm.name}: of {arm.ended} seeds {' and '.join(counted)}: the interval assumes one "
-        "bell-shaped population and is misleading here (†)."
+        f"{arm.name}: of {arm.ended} seeds {words}: the interval assumes one bell-shaped "
+        "population and is misleading here (†)."
     )
 
 
 def _mixed_profiles(analysis: Analysis) -> list[str]:
     """A profile sets dtype, optimizer and batch shape: arms of two profiles differ there, too."""
-    counted = {
-        arm.name: Counter(
-            str(run.record["profile"]) for run in arm.runs if run.record.get("profile")
-        )
-        for arm in analysis.arms
-    }
+    counted: dict[str, Counter[str]] = {}
+    for run in analysis.runs:
+        if run.record.get("profile"):
+            counted.setdefault(run.arm, Counter())[str(run.record["profile"])] += 1
     if len({profile for profiles in counted.values() for profile in profiles}) < 2:
         return []
     by_arm = "; ".join(
         f"{arm}: {', '.join(f'{number} of {name}' for name, number in profiles.items())}"
         for arm, profiles in counted.items()
-        if profiles
     )
     return [
         "The runs come from several profiles, which are different treatments (dtype, optimizer, "
@@ -211,16 +197,15 @@ def finality(analysis: Analysis) -> list[str]:
     """With looks: which verdicts are final, and which more seeds can change."""
     if not analysis.looks:
         return []
-    found = analysis.decisive.values()
-    final = [c.arm for c in found if c.next_look is None]
-    waiting = [c.arm for c in found if c.next_look is not None]
     looks = ", ".join(map(str, analysis.looks))
-    words = [f"Looks are at {looks} seeds; seeds between looks do not count."]
-    if final:
-        words.append(f"Final, whatever is run later: {', '.join(final)}.")
-    if waiting:
-        words.append(f"Undecided, more seeds can decide: {', '.join(waiting)}.")
-    return [" ".join(words)]
+    words = f"Looks are at {looks} seeds; seeds between looks do not count."
+    found = analysis.decisive.values()
+    for what, arms in (
+        ("Final, whatever is run later", [c.arm for c in found if c.next_look is None]),
+        ("Undecided, more seeds can decide", [c.arm for c in found if c.next_look is not None]),
+    ):
+        words += f" {what}: {', '.join(arms)}." * bool(arms)
+    return [words]
 
 
 def what_would_change(analysis: Analysis) -> Section:
@@ -228,7 +213,7 @@ def what_would_change(analysis: Analysis) -> Section:
     compared, level = analysis.compared, ALPHA
     if analysis.looks and compared:
         level = nominal_level(analysis.looks, ALPHA / len(compared))
-    columns = [
+    columns: Columns = [
         ("arm", lambda c: c.arm),
         ("verdict", lambda c: c.verdict),
         ("pairs", lambda c: str(c.difference.n)),
@@ -256,8 +241,7 @@ def pairs_to_see(seen: Interval, level: float = ALPHA) -> int | None:
 
 def _what_to_do(comparison: Comparison, analysis: Analysis) -> str:
     if look := comparison.next_look:
-        failed = ", ".join(_failed(comparison, analysis))
-        if failed:
+        if failed := ", ".join(_failed(comparison, analysis)):
             return f"{failed} failed; the look at {look} seeds waits for it"
         return f"study run --until decided: the look at {look} seeds"
     if analysis.looks:
@@ -277,20 +261,24 @@ def _failed(comparison: Comparison, analysis: Analysis) -> list[str]:
 
 
 def expectations(analysis: Analysis, plan: Plan) -> Section:
-    """What was expected before the runs, against what was found."""
-    rows = [
-        (
-            name,
-            *_in_words(name, expected, found, analysis),
-            agreement(expected, found, analysis.margin),
-        )
-        for name, expected in plan.expect.items()
-        if (found := found_of(name, analysis))
-    ]
-    header = ("arm", "expected", "found", "as expected")
-    columns = [(name, itemgetter(place)) for place, name in enumerate(header)]
+    """What was expected before the runs, against what was found: where a number was expected, with
+    the difference."""
+
+    def expected(arm: str) -> str:
+        given = plan.expect[arm]
+        return signed(given) if isinstance(given, (int, float)) else given
+
+    def found(arm: str) -> str:
+        is_number = not isinstance(plan.expect[arm], str) and arm in analysis.decisive
+        seen = f" ({difference(analysis.decisive[arm].difference)})" if is_number else ""
+        return found_of(arm, analysis) + seen
+
+    def came(arm: str) -> str:
+        return agreement(plan.expect[arm], found_of(arm, analysis), analysis.margin)
+
+    columns = [("arm", str), ("expected", expected), ("found", found), ("as expected", came)]
     note = "Expectations are written in the study file; 'open': the runs do not decide it."
-    return table("Expected and found", rows, columns, note, 4)
+    return table("Expected and found", plan.expect, columns, note, 4)
 
 
 def found_of(name: str, analysis: Analysis) -> str:
@@ -301,17 +289,6 @@ def found_of(name: str, analysis: Analysis) -> str:
     if arm.ended and arm.collapsed > MOSTLY * arm.ended:
         return f"{Verdict.COLLAPSE} ({arm.collapsed} of {arm.ended} runs)"
     return comparison.verdict if comparison else f"{arm.collapsed} of {arm.ended} runs collapsed"
-
-
-def _in_words(
-    name: str, given: Expectation | float, found: str, analysis: Analysis
-) -> tuple[str, str]:
-    """What was expected and found; where a number was expected, with the difference."""
-    if not isinstance(given, (int, float)):
-        return given, found
-    comparison = analysis.decisive.get(name)
-    seen = f" ({difference(comparison.difference)})" if comparison else ""
-    return signed(given), found + seen
 
 
 def agreement(given: Expectation | float, found: str, margin: float | None = None) -> str:

@@ -6,29 +6,23 @@ its world on the same measure. No torch.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import LENGTH
 from trl_ablate.study.planned import Plan, PlannedArm
 from trl_ablate.study.report.curves import Run
-from trl_ablate.study.report.document import Document, Grid, Items, Section, Text
+from trl_ablate.study.report.document import Columns, Document, Items, Section, Text, table
 from trl_ablate.study.report.numbers import NOTHING, difference, signed
 from trl_ablate.study.report.sections import different_starts
-from trl_ablate.study.report.stats import (
-    MIN_SEEDS,
-    Comparison,
-    judge,
-    pairs_of,
-)
+from trl_ablate.study.report.stats import MIN_SEEDS, Comparison, judge, pairs_of
 from trl_ablate.study.verdict import Verdict
 
 OF_THE_WORLD = ("dataset", "model_name_or_path", "template", "eval_by", "eval_size")
 """Settings by which worlds differ; all others belong to the switch."""
 LAST_ROWS = 5
 """The length at the end is the mean over so many logged steps."""
-
 NOTE = (
     "Differences of the final evaluation reward, of its mean over training (area), and of the mean "
     "length in tokens over the last five steps, each against the named arm of the same world, "
@@ -70,13 +64,12 @@ def effects(plan: Plan, runs: Sequence[Run]) -> list[Effect]:
     values = {name: _values(of_arm, plan) for name, of_arm in of_arms.items()}
     found = []
     for world in dict.fromkeys(map(world_of, arms)):
-        against = {
-            arm: plan.against[arm] for arm in arms if arm in plan.against and world_of(arm) == world
-        }
-        for arm, reference in against.items():
-            if world_of(reference) != world:
+        against = {arm: other for arm in arms if world_of(arm) == world
+                   and (other := plan.against.get(arm))}  # fmt: skip
+        for arm, other in against.items():
+            if world_of(other) != world:
                 raise ConfigurationError(
-                    f"arm '{arm}' is compared with '{reference}', which is of another world; name "
+                    f"arm '{arm}' is compared with '{other}', which is of another world; name "
                     f"an arm {world}.SWITCH in `against`"
                 )
         compared = {
@@ -85,16 +78,12 @@ def effects(plan: Plan, runs: Sequence[Run]) -> list[Effect]:
             )
             for name in ("final", "area", "length")
         }
-        for arm, reference in against.items():
+        for arm, other in against.items():
             outcomes = [run.outcome(plan.primary_metric) for run in of_arms[arm]]
             found.append(
                 Effect(
-                    world=world,
-                    switch=switch_of(arm),
-                    against=switch_of(reference),
-                    change=change(arms[arm], arms[reference]),
-                    collapsed=sum(one is not None and one.collapsed_at is not None
-                                  for one in outcomes),
+                    world, switch_of(arm), switch_of(other), change(arms[arm], arms[other]),
+                    collapsed=sum(one is not None and one.collapsed for one in outcomes),
                     runs=sum(run.counts for run in of_arms[arm]),
                     **{name: by_arm[arm] for name, by_arm in compared.items()},
                 )
@@ -115,21 +104,17 @@ def switch_of(arm: str) -> str:
 
 def change(arm: PlannedArm, reference: PlannedArm) -> str:
     """The settings in which the two differ: `baseline none`."""
-    differing = {
-        key: value
+    differing = [
+        f"{key} {f'{value:.3g}' if isinstance(value, float) else str(value).lower()}"
         for key, value in sorted(arm.values.items())
         if value != reference.values.get(key)
         and key not in OF_THE_WORLD
         and not (key in arm.inert and key in reference.inert)
-    }
-    shown = (
-        f"{key} {f'{value:.3g}' if isinstance(value, float) else str(value).lower()}"
-        for key, value in differing.items()
-    )
-    return ", ".join(shown) or NOTHING
+    ]
+    return ", ".join(differing) or NOTHING
 
 
-def _values(of_arm: Sequence[Run], plan: Plan) -> dict[str, list[float | None]]:
+def _values(of_arm: Sequence[Run], plan: Plan) -> Mapping[str, list[float | None]]:
     """By seed; None for a run without an outcome."""
     outcomes = [run.outcome(plan.primary_metric) for run in of_arm]
     lengths = [run.series.get(LENGTH) if run.counts else None for run in of_arm]
@@ -148,16 +133,15 @@ def leverage_page(plan: Plan, runs: Sequence[Run], command: str) -> Document:
     found = effects(plan, runs)
     worlds = list(dict.fromkeys(effect.world for effect in found))
     done, warned = sum(run.counts for run in runs), different_starts(plan, runs)
+    overview = _overview(found, worlds)
     sections = [
-        Section(
-            "What each world separates, by final reward or area",
-            [Items(_sentences(found, worlds))],
-        ),
+        Section("What each world separates, by final reward or area",
+                [Items(_sentences(found, worlds))]),
         *([Section("Warnings", [Items(warned)])] if warned else []),
-        Section("Final reward, all worlds", [_overview(found, worlds), Text(NOTE)]),
-        *(Section(world, [_table(found, runs, plan, world)]) for world in worlds),
+        Section(overview.title, [*overview.blocks, Text(NOTE)]),
+        *(_table(found, runs, plan, world) for world in worlds),
         Section("How this page was made", [Text(f"{command} ({done} of {len(runs)} runs done)")]),
-    ]
+    ]  # fmt: skip
     return Document("Leverage: which setting matters in which world", plan.question, sections)
 
 
@@ -166,9 +150,9 @@ def _sentences(found: Sequence[Effect], worlds: Sequence[str]) -> list[str]:
     for world in worlds:
         names = [e.switch for e in found if e.world == world and e.separated]
         lines.append(f"{world}: {', '.join(names) or 'nothing so far'}")
-    switches = list(dict.fromkeys(effect.switch for effect in found))
     separated = {effect.switch for effect in found if effect.separated}
     decided = {effect.switch for effect in found if not effect.undecided}
+    switches = dict.fromkeys(effect.switch for effect in found)
     none = [name for name in switches if name in decided - separated]
     open_ = [name for name in switches if name not in decided]
     lines.append(f"separated by no world so far: {', '.join(none) or 'none'}")
@@ -177,41 +161,44 @@ def _sentences(found: Sequence[Effect], worlds: Sequence[str]) -> list[str]:
     return lines
 
 
-def _overview(found: Sequence[Effect], worlds: Sequence[str]) -> Grid:
-    """Rows are switches; a star marks a verdict on the final reward."""
-    by_place = {(effect.switch, effect.world): effect for effect in found}
+def _overview(found: Sequence[Effect], worlds: Sequence[str]) -> Section:
+    """Rows are switches."""
+    of = {(effect.switch, effect.world): effect for effect in found}
     against = {effect.switch: effect.against for effect in reversed(found)}
-    switches = dict.fromkeys(effect.switch for effect in found)
-    rows = [
-        [switch, against[switch], *(_brief(by_place.get((switch, world))) for world in worlds)]
-        for switch in switches
+
+    def brief(switch: str, world: str) -> str:
+        final = of[switch, world].final if (switch, world) in of else None
+        if final is None or final.difference.mean is None:
+            return NOTHING
+        return signed(final.difference.mean) + " *" * final.verdict.differs
+
+    columns: Columns = [
+        ("switch", str),
+        ("against", lambda switch: against[switch]),
+        *((world, lambda switch, world=world: brief(switch, world)) for world in worlds),
     ]
+    switches = dict.fromkeys(effect.switch for effect in found)
     note = "A star marks a verdict: better or worse."
-    return Grid(["switch", "against", *worlds], rows, note, numbers_from=2)
+    return table("Final reward, all worlds", switches, columns, note, 2)
 
 
-def _brief(effect: Effect | None) -> str:
-    if effect is None or effect.final.difference.mean is None:
-        return NOTHING
-    return signed(effect.final.difference.mean) + " *" * effect.final.verdict.differs
-
-
-def _table(found: Sequence[Effect], runs: Sequence[Run], plan: Plan, world: str) -> Grid:
-    header = ["switch", "changes", "against", "final", "area", "length", "c/n", "verdict on final"]
-    rows = [
-        [
-            effect.switch, effect.change, effect.against, difference(effect.final.difference),
-            difference(effect.area.difference), difference(effect.length.difference, 1),
-            f"{effect.collapsed}/{effect.runs}", effect.final.verdict,
-        ]
-        for effect in found
-        if effect.world == world
-    ]  # fmt: skip
-    compared = {effect.switch for effect in found if effect.world == world}
-    names = [arm.name for arm in plan.arms if world_of(arm.name) == world]
+def _table(found: Sequence[Effect], runs: Sequence[Run], plan: Plan, world: str) -> Section:
+    columns: Columns = [
+        ("switch", lambda effect: effect.switch),
+        ("changes", lambda effect: effect.change),
+        ("against", lambda effect: effect.against),
+        ("final", lambda effect: difference(effect.final.difference)),
+        ("area", lambda effect: difference(effect.area.difference)),
+        ("length", lambda effect: difference(effect.length.difference, 1)),
+        ("c/n", lambda effect: f"{effect.collapsed}/{effect.runs}"),
+        ("verdict on final", lambda effect: effect.final.verdict),
+    ]
+    own = [effect for effect in found if effect.world == world]
+    compared = {effect.switch for effect in own}
     lines = []
-    for name in (name for name in names if switch_of(name) not in compared):
-        values = _values([run for run in runs if run.arm == name], plan)["final"]
-        ends = ", ".join(f"{value:.3f}" for value in values if value is not None)
-        lines.append(f"{switch_of(name)} ended at {ends or NOTHING}")
-    return Grid(header, rows, "; ".join(lines) + "." * bool(lines), numbers_from=3)
+    for name in (arm.name for arm in plan.arms if world_of(arm.name) == world):
+        if switch_of(name) not in compared:
+            values = _values([run for run in runs if run.arm == name], plan)["final"]
+            ends = ", ".join(f"{value:.3f}" for value in values if value is not None)
+            lines.append(f"{switch_of(name)} ended at {ends or NOTHING}")
+    return table(world, own, columns, "; ".join(lines) + "." * bool(lines), 3)

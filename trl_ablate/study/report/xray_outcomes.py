@@ -12,8 +12,8 @@ bootstrap over studies. An arm of several studies counts once per study. No torc
 
 import csv
 import statistics
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,32 +35,26 @@ from trl_ablate.study.report.stats import Interval
 from trl_ablate.study.store import DONE, RunStore
 from trl_ablate.study.xray_file import XRAY, Point, read_xray, xray_folder
 
-DRAWS = 2_000
-LEAST = 4
-"""Arms for a rank correlation."""
+DRAWS, LEAST = 2_000, 4
+"""Of the bootstrap; and arms for a rank correlation."""
 CATASTROPHE = 0.3
 """A difference beyond this is seen without statistics."""
-FINAL = "final_"
-LINE, LETTER = 0.027, 0.0066
-"""Room of a label, as a share of the axes."""
-MOVED = 1.5
-"""Lines by which a label may be moved."""
+LINE, LETTER, MOVED = 0.027, 0.0066, 1.5
+"""Room of a label, as a share of the axes, and lines by which it may be moved."""
 LABELLED = 0.09
 """Arms nearer than this in both have no label in the picture; the table has all."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One arm of one study."""
+    """One arm of one study, which ended higher than its reference if the difference is above 0."""
 
     study: str
     arm: str
     verdict: str
     distance: float
     difference: float
-    """With its sign: above 0 the arm ended higher than the reference."""
     collapsed: int
-    """Runs that collapsed."""
     runs: int
     on_policy: bool
     """Whether it takes as many optimizer steps per rollout batch as the reference."""
@@ -76,49 +70,35 @@ def pairs_of(xray_json: Path, runs_csv: Path) -> list[Pair]:
     if found is None:
         raise ConfigurationError(f"there is no file {xray_json}")
     finals, collapsed = _finals(runs_csv)
-    pairs = []
+    means = {arm: statistics.fmean(values) for arm, values in finals.items()}
+    pairs, study = [], runs_csv.resolve().parent.name
     for arm, points in found.arms.items():
         other, distance = found.against(arm), found.distance(arm)
-        if arm == found.reference or arm not in finals or distance is None:
+        if arm == found.reference or arm not in means or distance is None:
             continue
-        if other not in finals:
+        if other not in means:
             raise ConfigurationError(
                 f"{runs_csv} has no finished run of '{other}', the reference of {xray_json}; it "
                 f"has {', '.join(sorted(finals))}"
             )
         pairs.append(
-            Pair(
-                study=runs_csv.resolve().parent.name,
-                arm=arm,
-                verdict=points[-1].verdict,
-                distance=distance,
-                difference=statistics.fmean(finals[arm]) - statistics.fmean(finals[other]),
-                collapsed=collapsed[arm],
-                runs=len(finals[arm]),
-                on_policy=found.same_steps(arm),
-            )
-        )
+            Pair(study, arm, points[-1].verdict, distance, means[arm] - means[other],
+                 collapsed[arm], len(finals[arm]), found.same_steps(arm))
+        )  # fmt: skip
     return pairs
 
 
 def pairs_of_answers(found: Sequence[Found]) -> list[Pair]:
     """The arms of findings that their studies' X-rays compare with the same arm as the runs do."""
-    return [
-        Pair(
-            study=study,
-            arm=arm.arm,
-            verdict=arm.xray_kind,
-            distance=distance,
-            difference=arm.numbers["difference"],
-            collapsed=arm.numbers["collapsed"][0],
-            runs=arm.numbers["pairs"],
-            on_policy=arm.xray.same_steps(arm.arm),
-        )
-        for study, arm in with_xray(found)
-        if arm.xray
-        and (distance := arm.xray.distance(arm.arm)) is not None
-        and arm.numbers["difference"] is not None
-    ]
+    pairs = []
+    for study, arm in with_xray(found):
+        distance, of = arm.xray and arm.xray.distance(arm.arm), arm.numbers
+        if arm.xray and distance is not None and of["difference"] is not None:
+            pairs.append(
+                Pair(study, arm.arm, arm.xray_kind, distance, of["difference"],
+                     of["collapsed"][0], of["pairs"], arm.xray.same_steps(arm.arm))
+            )  # fmt: skip
+    return pairs
 
 
 def correlation(pairs: Sequence[Pair]) -> Interval | None:
@@ -145,10 +125,8 @@ def _draws(studies: Sequence[str]) -> Iterator[np.ndarray]:
 
 def _spearman(table_A2: np.ndarray) -> float:
     """NaN where all values of a column are equal. scipy's own would also test for 0 each time."""
-    ranks = stats.rankdata(table_A2, axis=0)
-    x, y = (ranks - ranks.mean(axis=0)).T
     with np.errstate(invalid="ignore"):
-        return float((x * y).sum() / np.sqrt((x * x).sum() * (y * y).sum()))
+        return float(np.corrcoef(stats.rankdata(table_A2, axis=0).T)[0, 1])
 
 
 def markdown(pairs: Sequence[Pair]) -> str:
@@ -156,10 +134,8 @@ def markdown(pairs: Sequence[Pair]) -> str:
     header = ["study", "arm", "verdict", "1 − cosine", "final, minus the reference's", "runs",
               "collapsed"]  # fmt: skip
     rows = [
-        [
-            for_markdown(pair.study), for_markdown(pair.arm), pair.verdict,
-            f"{pair.distance:.4f}", f"{pair.difference:+.3f}", str(pair.runs), str(pair.collapsed),
-        ]
+        [for_markdown(pair.study), for_markdown(pair.arm), pair.verdict, f"{pair.distance:.4f}",
+         f"{pair.difference:+.3f}", str(pair.runs), str(pair.collapsed)]
         for pair in sorted(pairs, key=lambda one: one.distance)
     ]  # fmt: skip
     return f"{markdown_table(header, rows)}\n\n{sentence(pairs)}\n"
@@ -168,15 +144,15 @@ def markdown(pairs: Sequence[Pair]) -> str:
 def sentence(pairs: Sequence[Pair]) -> str:
     """The correlation over all arms, and without those that take more steps per batch, or that
     nobody needs an X-ray for."""
-    parts = [f"Rank correlation of distance and outcome over {_text(pairs)}."]
-    others = {
-        "With as many optimizer steps per batch as the reference": [
-            p for p in pairs if p.on_policy
-        ],
-        f"Without outcomes above {CATASTROPHE}": [p for p in pairs if p.outcome <= CATASTROPHE],
-    }
-    parts += [f"{which}: {_text(of)}." for which, of in others.items() if len(of) < len(pairs)]
-    return " ".join(parts)
+    same_steps = [pair for pair in pairs if pair.on_policy]
+    small = [pair for pair in pairs if pair.outcome <= CATASTROPHE]
+    words = f"Rank correlation of distance and outcome over {_text(pairs)}."
+    for which, of in (
+        ("With as many optimizer steps per batch as the reference", same_steps),
+        (f"Without outcomes above {CATASTROPHE}", small),
+    ):
+        words += f" {which}: {_text(of)}." * (len(of) < len(pairs))
+    return words
 
 
 def _text(pairs: Sequence[Pair]) -> str:
@@ -233,15 +209,14 @@ def _label(axes: Axes, pairs: Sequence[Pair]) -> None:
         )  # fmt: skip
 
 
-def _finals(runs_csv: Path) -> tuple[dict[str, list[float]], Counter[str]]:
+def _finals(runs_csv: Path) -> tuple[Mapping[str, list[float]], Counter[str]]:
     """Final values and number of collapsed runs of every arm."""
-    finals: dict[str, list[float]] = {}
-    collapsed: Counter[str] = Counter()
+    finals, collapsed = defaultdict(list), Counter()
     with runs_csv.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            value = next((row[name] for name in row if name.startswith(FINAL)), "")
+            value = next((row[name] for name in row if name.startswith("final_")), "")
             if value and row.get("status", "finished") in DONE:
-                finals.setdefault(row["arm"], []).append(float(value))
+                finals[row["arm"]].append(float(value))
                 collapsed[row["arm"]] += bool(row["collapsed_at"])
     return finals, collapsed
 
@@ -271,17 +246,13 @@ def xray_section(store: RunStore, study: str, analysis: Analysis) -> Section:
     found = read_xray(xray_folder(store, study) / XRAY)
     if found is None:
         return Section(TITLE)
-    rows = [
-        (label_of(arm, found.against(arm), found.reference), point,
-         _of_the_runs(arm, found.against(arm), analysis))
-        for arm, points in found.arms.items()
-        for point in points
-        if arm != found.reference
-    ]  # fmt: skip
-    rows += [
-        (arm, Point("", f"out of reach: it {why}", None, None, None), "")
-        for arm, why in found.skipped.items()
-    ]
+    rows = []
+    for arm, points in found.arms.items():
+        if arm != found.reference:
+            against = found.against(arm)
+            label, runs = label_of(arm, against, found.reference), _of_runs(arm, against, analysis)
+            rows += [(label, point, runs) for point in points]
+    rows += [(arm, Point("", f"out of reach: it {why}"), "") for arm, why in found.skipped.items()]
     columns: Columns = [
         ("arm", lambda row: row[0]),
         ("at", lambda row: row[1].place),
@@ -298,7 +269,7 @@ def label_of(arm: str, against: str, reference: str) -> str:
     return arm + f" (against {against})" * (against != reference)
 
 
-def _of_the_runs(arm: str, reference: str, analysis: Analysis) -> str:
+def _of_runs(arm: str, reference: str, analysis: Analysis) -> str:
     """The verdict of the study, if it compares the same two arms; otherwise both means."""
     known = {one.name: one.intervals[analysis.decide_on].mean for one in analysis.arms}
     if known.get(arm) is None or known.get(reference) is None:
