@@ -7,27 +7,25 @@ from typing import Any
 import pytest
 import torch
 
-from trl_ablate.losses import loss_denominator
 from trl_ablate.trainer.groups import Scored
 
-LENGTH_NORMS = ("mean", "constant", "microbatch", "token")
-EPSILON, CONSTANT, BETA, ACCUMULATION = 0.2, 9.0, 0.3, 2
+BETA, ACCUMULATION = 0.3, 2
+LENGTHS = (8, 3, 1, 6)
+"""Tokens of the batch's responses."""
 RELATIVE = 2e-5
 """fp32 sums in two different orders agree to this."""
 
 
 def small_batch() -> dict[str, torch.Tensor]:
-    """Four rows of 5 + 8 tokens; one prompt is padded; responses have 8, 3, 1 and 6 tokens."""
+    """Four rows of 5 + 8 tokens; one prompt is padded."""
     generator = torch.Generator().manual_seed(3)
-    lengths = torch.tensor([8, 3, 1, 6])
-    mask = (torch.arange(8) < lengths[:, None]).long()
     prompt_mask = torch.ones(4, 5, dtype=torch.long)
     prompt_mask[1, :2] = 0
     return {
         "prompt_ids": torch.randint(5, 200, (4, 5), generator=generator),
         "prompt_mask": prompt_mask,
         "completion_ids": torch.randint(5, 200, (4, 8), generator=generator),
-        "completion_mask": mask,
+        "completion_mask": (torch.arange(8) < torch.tensor(LENGTHS)[:, None]).long(),
         "advantages": torch.tensor([1.3, -0.7, 0.4, -1.1]),
         "num_items_in_batch": torch.tensor(37),
     }
@@ -35,8 +33,9 @@ def small_batch() -> dict[str, torch.Tensor]:
 
 def scored(batch: dict[str, torch.Tensor], outcomes: list[float]) -> Scored:
     """The batch as two groups of two with these rewards."""
-    batch = {**batch, "num_items_in_batch": torch.tensor(18)}
-    return Scored(batch, torch.tensor(outcomes), None, torch.zeros(4).bool(), None, 4, 18)
+    tokens = sum(LENGTHS)
+    batch = {**batch, "num_items_in_batch": torch.tensor(tokens)}
+    return Scored(batch, torch.tensor(outcomes), None, torch.zeros(4).bool(), None, 4, tokens)
 
 
 def amid_a_step(trainer: Any, accumulation: int = 1) -> Any:
@@ -83,12 +82,8 @@ def nearby(model: Any, batch: dict[str, torch.Tensor], spread: float, seed: int 
     return now + spread * torch.randn(4, 8, generator=torch.Generator().manual_seed(seed))
 
 
-def mean_over(terms: torch.Tensor, mask: torch.Tensor, length_norm: str) -> torch.Tensor:
-    """The part of one microbatch of `ACCUMULATION`. `token` divides by the tokens of its share of
-    the optimizer step: 37 over 2 microbatches."""
-    divisor = loss_denominator(mask, length_norm, constant=CONSTANT, num_items=37)
-    accumulation = 1 if length_norm == "token" else ACCUMULATION
-    return ((terms * mask).sum(1) / divisor).sum() / accumulation
+def k3(logps: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
+    return torch.exp(ref - logps) - (ref - logps) - 1
 
 
 def gradients(loss: torch.Tensor, model: Any) -> torch.Tensor:
@@ -103,15 +98,24 @@ def assert_same(ours: torch.Tensor, expected: torch.Tensor) -> None:
     assert (ours - expected).abs().max() <= RELATIVE * scale
 
 
+def assert_losses_are(
+    trainer: Any,
+    parts: list[dict[str, torch.Tensor]],
+    batch: dict[str, torch.Tensor],
+    formula: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """Sum and gradient of the losses are the formula's, of the log-probabilities of the batch."""
+    ours = torch.stack([trainer._compute_loss(trainer.model, part) for part in parts]).sum()
+    our_gradient = gradients(ours, trainer.model)
+    theirs = formula(logps_of(trainer.model, batch))
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-5, abs=1e-6)
+    assert_same(our_gradient, gradients(theirs, trainer.model))
+
+
 def assert_loss_is(
     trainer: Any, inputs: dict[str, torch.Tensor], formula: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    """Loss and gradient are the formula's, of the log-probabilities of the responses."""
-    ours = trainer._compute_loss(trainer.model, inputs)
-    our_gradient = gradients(ours, trainer.model)
-    theirs = formula(logps_of(trainer.model, inputs))
-    assert ours.item() == pytest.approx(theirs.item(), rel=1e-5, abs=1e-6)
-    assert_same(our_gradient, gradients(theirs, trainer.model))
+    assert_losses_are(trainer, [inputs], inputs, formula)
 
 
 def last_logged(trainer: Any) -> dict[str, Any]:

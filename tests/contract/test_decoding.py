@@ -18,6 +18,7 @@ from transformers import (
     LogitsProcessor,
 )
 
+from tests.contract.alike import weights
 from trl_ablate.trainer import ablation, short_forward
 from trl_ablate.trainer.decoding import (
     decode,
@@ -83,16 +84,12 @@ def both(model, inputs: dict, settings: GenerationConfig, **arguments):
     return found
 
 
-def widths(model, inputs: dict, settings: GenerationConfig) -> list[int]:
-    """Rows of each forward pass."""
-    seen = []
-    handle = model.register_forward_pre_hook(
-        lambda _, __, given: seen.append(len(given["input_ids"])), with_kwargs=True
-    )
-    torch.manual_seed(5)
-    model.generate(**inputs, generation_config=settings, custom_generate=decode)
-    handle.remove()
-    return seen
+def alike(model, inputs: dict, settings: GenerationConfig, **arguments) -> torch.Tensor:
+    """The tokens of `decode`, which are those of `generate`, with the same draws."""
+    (theirs, their_draw), (ours, our_draw) = both(model, inputs, settings, **arguments)
+    assert torch.equal(ours, theirs)
+    assert torch.equal(our_draw, their_draw)
+    return ours
 
 
 @pytest.mark.sample(5)
@@ -111,11 +108,7 @@ def widths(model, inputs: dict, settings: GenerationConfig) -> list[int]:
 )
 def test_the_tokens_and_the_draws_are_those_of_generate(architecture, settings, least, monkeypatch):
     monkeypatch.setattr(short_forward, "LEAST", least)
-    (theirs, their_draw), (ours, our_draw) = both(
-        model_of(architecture), prompts(), config(**settings)
-    )
-    assert torch.equal(ours, theirs)
-    assert torch.equal(our_draw, their_draw)
+    alike(model_of(architecture), prompts(), config(**settings))
     assert made_of_uniform_draws()
 
 
@@ -130,8 +123,7 @@ def test_packed_weights_last_for_one_generation(monkeypatch):
     product = Packed.__call__
     monkeypatch.setattr(Packed, "__call__", lambda self, x: used.append(self) or product(self, x))
     for _ in range(2):
-        (theirs, _), (ours, _) = both(model, prompts(), config())
-        assert torch.equal(ours, theirs)
+        alike(model, prompts(), config())
         assert len(set(map(id, used))) == linear + adapters and adapters == 8
         assert not any("forward" in vars(one) for one in model.modules())
         used.clear()
@@ -176,10 +168,13 @@ def test_a_product_of_packed_weights_is_that_of_the_layer(autocast, change, is_p
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_rows_that_have_ended_leave_and_a_prompt_is_read_once(times):
-    model, inputs = model_of(), prompts(groups=4, times=times)
-    seen = widths(model, inputs, config())
-    torch.manual_seed(5)
-    ids = model.generate(**inputs, generation_config=config())[:, 5:]
+    model, inputs, seen = model_of(), prompts(groups=4, times=times), []
+    model.register_forward_pre_hook(
+        lambda _, __, given: seen.append(len(given["input_ids"])), with_kwargs=True
+    )
+    (ids, _), _ = both(model, inputs, config())
+    ids = ids[:, 5:]
+    seen = seen[ids.size(1) :]  # of `decode`
     lengths = torch.tensor([one.index(EOS) + 1 if EOS in one else 24 for one in ids.tolist()])
     assert seen[0] == 4
     assert seen[1:] == sorted(seen[1:], reverse=True)
@@ -199,8 +194,7 @@ def short_passes(model, inputs: dict, settings: GenerationConfig) -> list[int]:
         return logits(self, ids_ML)
 
     with replaced(ShortForward, logits=counted):
-        (theirs, _), (ours, _) = both(model, inputs, settings)
-    assert torch.equal(ours, theirs)
+        alike(model, inputs, settings)
     return seen
 
 
@@ -305,8 +299,7 @@ def test_what_is_not_by_row_is_decoded_by_transformers(architecture, settings, a
     called = []
     sample = model._sample
     model._sample = lambda *args, **given: (called.append(1), sample(*args, **given))[1]
-    (theirs, _), (ours, _) = both(model, prompts(), config(**settings), **arguments)
-    assert torch.equal(ours, theirs)
+    alike(model, prompts(), config(**settings), **arguments)
     assert called == [1]
 
 
@@ -347,29 +340,28 @@ def test_how_often_a_prompt_is_repeated():
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "settings",
-    [
-        {},
-        {"stop": ["1", "2"], "min_tokens": 4, "temperature": 0.7},
-        {"rollout_staleness": 1},
-        {"eval_strategy": "steps", "eval_steps": 1},
-    ],
+    [{"stop": ["1", "2"], "min_tokens": 4, "temperature": 0.7}, {"rollout_staleness": 1}],
     ids=str,
 )
-def test_a_training_is_the_same_with_and_without(make_trainer, monkeypatch, settings):
-    found, dropping = [], []
-
-    def noted(*given):
-        dropping.append(drop)
-        return without_ended_rows(*given)
-
-    monkeypatch.setattr(ablation, "without_ended_rows", noted)
+def test_a_training_is_the_same_with_and_without(make_trainer, settings):
+    found = []
     for drop in (True, False):
-        trainer = make_trainer(drop_ended_rows=drop, max_completion_length=40, **settings)
+        trainer = make_trainer(drop_ended_rows=drop, max_completion_length=20, max_steps=2,
+                               eval_strategy="steps", eval_steps=1, **settings)  # fmt: skip
         trainer.train()
-        weights = torch.cat([one.detach().flatten() for one in trainer.model.parameters()])
-        found.append((weights, [row.get("eval_reward") for row in trainer.state.log_history]))
-    assert torch.equal(found[0][0], found[1][0])
-    assert found[0][1] == found[1][1] and {*dropping} == {True}
+        rewards = [row.get("eval_reward") for row in trainer.state.log_history]
+        found.append((weights(trainer).tolist(), rewards))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("drop", [True, False])
+def test_a_training_drops_ended_rows_if_it_is_to(make_trainer, monkeypatch, drop):
+    used = []
+    monkeypatch.setattr(
+        ablation, "without_ended_rows", lambda *given: used.append(1) or without_ended_rows(*given)
+    )
+    make_trainer(drop_ended_rows=drop, max_steps=1).train()
+    assert bool(used) == drop
 
 
 @pytest.mark.slow

@@ -40,7 +40,6 @@ from tests.contract.alike import (
 from tests.contract.test_architectures import saved, small_model
 from trl_ablate import AblationConfig, AblationTrainer, ConfigurationError
 
-SLOW = pytest.mark.slow
 CHAT = [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in ROWS]
 
 
@@ -71,54 +70,6 @@ def test_trls_parser_reads_the_configuration_beside_its_own(tmp_path):
     assert config.stop == ["</answer>"]
 
 
-SETTINGS = [
-    {"gradient_accumulation_steps": 3, "steps_per_generation": 4, "num_iterations": 2},
-    {"gradient_accumulation_steps": 4, "steps_per_generation": 2, "shuffle_dataset": False},
-    {"loss_type": "luspo", "importance_sampling_level": "sequence", "scale_rewards": False},
-    {"mask_truncated_completions": True, "max_completion_length": 40, "scale_rewards": True},
-    {"steps_per_generation": 4, "dataloader_num_workers": 2},
-    {"lr_scheduler_type": "cosine", "warmup_steps": 1, "logging_steps": 2, "max_steps": 3},
-    {"disable_dropout": True, "temperature": 0.7, "top_k": 20, "min_p": 0.01},
-    {"top_p": 0.9, "top_k": 10, "min_p": 0.01, "repetition_penalty": 1.1},
-    {"generation_kwargs": {"top_k": 50, "num_beams": 2, "length_penalty": -0.1}},
-    {"cache_implementation": "static", "logging_first_step": True, "logging_steps": 10},
-    {"logging_strategy": "epoch", "num_train_epochs": 2, "max_steps": -1},
-    {"gradient_checkpointing": True, "include_num_input_tokens_seen": "all",
-     "torch_empty_cache_steps": 1, "skip_memory_metrics": False},
-]  # fmt: skip
-
-
-@pytest.mark.sample(6)
-@pytest.mark.parametrize("settings", SETTINGS, ids=",".join)
-def test_settings(both, settings):
-    train_both_ways(both(), **settings)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"bf16": True, "loss_type": "grpo", "max_steps": 3},
-        pytest.param({"model_init_kwargs": {"dtype": "bfloat16"}}, marks=SLOW),
-        {"model_init_kwargs": {"dtype": "bfloat16"}, "cast_lm_head_to_fp32": True, "beta": 0.1},
-        pytest.param({"model_init_kwargs": {"attn_implementation": "eager"}}, marks=SLOW),
-    ],
-    ids=",".join,
-)
-def test_precision_and_how_the_model_is_loaded(both, settings):
-    ours, stock = train_alike(both(), **settings)
-    assert ours.model.dtype == stock.model.dtype
-    assert ours.model.lm_head.weight.dtype == stock.model.lm_head.weight.dtype
-
-
-def test_the_reference_follows_the_model_as_in_stock(both):
-    ours, stock = train_alike(
-        both(), beta=0.1, sync_ref_model=True, ref_model_sync_steps=2, ref_model_mixup_alpha=0.5
-    )
-    assert torch.equal(weights(ours, "ref_model"), weights(stock, "ref_model"))
-    first = weights(both().ours(beta=0.1), "ref_model")
-    assert not torch.equal(weights(ours, "ref_model"), first)
-
-
 @pytest.mark.parametrize(
     ("arguments", "settings", "said"),
     [
@@ -140,7 +91,7 @@ def test_what_stock_refuses_is_refused_in_its_words(both, arguments, settings, s
     refused_alike(both(**arguments), said, **settings)
 
 
-# Rewards
+# Each case is a training. Rewards
 
 
 def ungraded(completions, **kwargs):
@@ -164,27 +115,115 @@ async def answers(completions, answer, **kwargs):
     return [float(str(one) in text) for text, one in zip(completions, answer, strict=True)]
 
 
-@pytest.mark.parametrize(
-    ("rewards", "settings"),
-    [
-        ([digits, ungraded], {}),
-        ([digits, lengths, answers], {"reward_weights": [1.0, 0.3, 2.0], "log_completions": True}),
-        ([digits, lengths, answers],
-         {"multi_objective_aggregation": "normalize_then_sum", "reward_weights": [1.0, 0.3, 2.0]}),
-        ([by_step], {"log_completions": True, "log_unique_prompts": True}),
-    ],
-    ids=["none", "several", "normalized", "state"],
-)  # fmt: skip
-def test_reward_functions(both, rewards, settings):
-    """Both write the same files of completions, with the same columns and rows."""
-    trainers = train_both_ways(both(reward_funcs=rewards), **settings)
-    for step in (1, 2) if rewards[-1] is answers and "log_completions" in settings else ():
+# Rollouts, tokenizers, models
+
+
+def as_tensors(prompts, trainer):
+    rollouts = unequal(prompts, trainer)
+    return {**rollouts, "completion_ids": [*map(torch.tensor, rollouts["completion_ids"])]}
+
+
+UNEQUAL = {"rollout_func": unequal, "train_dataset": Dataset.from_dict({"prompt": UNEVEN[:16]})}
+"""Prompts and completions of unequal length, which need padding."""
+
+
+def without_padding(model):
+    tokenizer = tokenizer_of(model)
+    tokenizer.pad_token = None
+    return tokenizer
+
+
+def with_two_ends(folder):
+    """Its generation config has an end-of-turn token besides the tokenizer's end of text."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.generation_config.eos_token_id = [model.config.eos_token_id, 7]
+    return model
+
+
+def adapted(**settings):
+    return UNEQUAL | {"peft_config": LoraConfig(**settings)}
+
+
+TRAININGS = {
+    "schedule": ({}, {"lr_scheduler_type": "cosine", "warmup_steps": 1, "logging_steps": 2,
+                      "max_steps": 3, "disable_dropout": True, "temperature": 0.7, "top_k": 20}),
+    "sampling": ({}, {"top_p": 0.9, "top_k": 10, "min_p": 0.01, "repetition_penalty": 1.1,
+                      "steps_per_generation": 4, "dataloader_num_workers": 2}),
+    "beams": ({}, {"generation_kwargs": {"top_k": 50, "num_beams": 2, "length_penalty": -0.1},
+                   "include_num_input_tokens_seen": "all", "gradient_checkpointing": True,
+                   "torch_empty_cache_steps": 1, "skip_memory_metrics": False}),
+    "epochs": ({}, {"logging_strategy": "epoch", "num_train_epochs": 2, "max_steps": -1,
+                    "cache_implementation": "static", "logging_first_step": True}),
+    "ungraded": ({"reward_funcs": [digits, ungraded]}, {}),
+    "of a step": ({"reward_funcs": [by_step]}, {"log_completions": True,
+                                                "log_unique_prompts": True}),
+    "tensors": ({"rollout_func": as_tensors}, {}),
+    "no padding token": (UNEQUAL | {"tokenizer": without_padding}, {}),
+    "two ends": (UNEQUAL | {"load": with_two_ends}, {"mask_truncated_completions": True}),
+    "all-linear": (adapted(target_modules="all-linear"), {"gradient_checkpointing": True}),
+    "dora": (adapted(target_modules=["q_proj", "v_proj"], use_dora=True), {"beta": 0.1}),
+    "embeddings": (adapted(target_modules=["q_proj"], modules_to_save=["embed_tokens"]), {}),
+    "head": (adapted(target_modules=["q_proj"], modules_to_save=["lm_head"]), {}),
+}  # fmt: skip
+
+
+@pytest.mark.sample(7)
+@pytest.mark.parametrize("name", TRAININGS)
+def test_trainings(both, name):
+    arguments, settings = TRAININGS[name]
+    ours, stock = train_both_ways(both(**arguments), **settings)
+    assert ours.eos_token_ids == stock.eos_token_ids
+    assert (7 in ours.eos_token_ids) == (name == "two ends")
+    assert ours.processing_class.pad_token == stock.processing_class.pad_token is not None
+
+
+def test_several_rewards_and_the_files_of_completions(both):
+    """Both write the same files, with the same columns and rows."""
+    trainers = train_both_ways(
+        both(reward_funcs=[digits, lengths, answers]),
+        reward_weights=[1.0, 0.3, 2.0], log_completions=True,
+    )  # fmt: skip
+    for step in (1, 2):
         mine, theirs = (
             pandas.read_parquet(f"{one.args.output_dir}/completions/completions_0000{step}.parquet")
             for one in trainers
         )
         assert len(theirs) == 8
         pandas.testing.assert_frame_equal(mine[list(theirs.columns)], theirs)
+
+
+def test_streams_are_read_as_in_stock(both):
+    pair = both(train_dataset=Dataset.from_list(ROWS).to_iterable_dataset(), eval_dataset=None)
+    train_both_ways(pair, shuffle_dataset=False, dataloader_num_workers=2)
+    refused_alike(
+        pair, "require `dispatch_batches=False`", accelerator_config={"dispatch_batches": True}
+    )
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"bf16": True, "loss_type": "grpo", "max_steps": 3},
+        {"model_init_kwargs": {"dtype": "bfloat16"}},
+        {"model_init_kwargs": {"attn_implementation": "eager"}},
+        {"model_init_kwargs": {"dtype": "bfloat16"}, "cast_lm_head_to_fp32": True, "beta": 0.1},
+    ],
+    ids=",".join,
+)
+def test_precision_and_how_the_model_is_loaded(both, settings):
+    ours, stock = train_alike(both(), **settings)
+    assert ours.model.dtype == stock.model.dtype
+    assert ours.model.lm_head.weight.dtype == stock.model.lm_head.weight.dtype
+
+
+def test_the_reference_follows_the_model_as_in_stock(both):
+    ours, stock = train_alike(
+        both(), beta=0.1, sync_ref_model=True, ref_model_sync_steps=2, ref_model_mixup_alpha=0.5
+    )
+    assert torch.equal(weights(ours, "ref_model"), weights(stock, "ref_model"))
+    first = weights(both().ours(beta=0.1), "ref_model")
+    assert not torch.equal(weights(ours, "ref_model"), first)
 
 
 def test_rewards_of_one_name_are_told_apart(both):
@@ -223,14 +262,6 @@ def test_a_subclass_may_change_rewards_and_give_advantages_to_tokens(both):
     assert all((weights(stock) - one).abs().max() > 1e-4 for one in (weights(plain), before))
 
 
-def test_a_rollout_function_may_return_tensors(both):
-    def as_tensors(prompts, trainer):
-        rollouts = unequal(prompts, trainer)
-        return {**rollouts, "completion_ids": [*map(torch.tensor, rollouts["completion_ids"])]}
-
-    train_alike(both(rollout_func=as_tensors))
-
-
 @pytest.fixture
 def judge(tiny_model, tmp_path):
     """Folder of a reward model with its own tokenizer and its own padding token."""
@@ -245,7 +276,8 @@ def judge(tiny_model, tmp_path):
     return str(tmp_path / "judge")
 
 
-@pytest.mark.parametrize("data", [pytest.param(ROWS, marks=SLOW), CHAT], ids=["text", "chat"])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("data", [CHAT, ROWS], ids=["chat", "text"])
 def test_reward_models(both, judge, data):
     """By the path, beside a function of text, and loaded with a tokenizer."""
     rows = Dataset.from_list(data)
@@ -257,17 +289,6 @@ def test_reward_models(both, judge, data):
         assert ours.reward_func_names == stock.reward_func_names
 
 
-# Data and rollouts
-
-
-def test_streams_are_read_as_in_stock(both):
-    pair = both(train_dataset=Dataset.from_list(ROWS).to_iterable_dataset(), eval_dataset=None)
-    train_both_ways(pair, shuffle_dataset=False, dataloader_num_workers=2)
-    refused_alike(
-        pair, "require `dispatch_batches=False`", accelerator_config={"dispatch_batches": True}
-    )
-
-
 class Engine(Script):
     """An engine that cannot score the first token of every second completion."""
 
@@ -277,7 +298,7 @@ class Engine(Script):
         return *found, logprobs, rest
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("settings", [{}, {"num_iterations": 2}], ids=["on-policy", "off-policy"])
 @pytest.mark.parametrize("mode", MODES)
 def test_tokens_that_the_engine_could_not_score(both, monkeypatch, tiny_model, mode, settings):
@@ -290,51 +311,25 @@ def test_tokens_that_the_engine_could_not_score(both, monkeypatch, tiny_model, m
     assert torch.isfinite(weights(ours)).all()
 
 
-# Models
-
-
-@pytest.fixture
-def unequally(both):
-    """`both`, with prompts and completions of unequal length, which need padding."""
-    data = Dataset.from_dict({"prompt": UNEVEN[:16]})
-    return lambda **arguments: both(rollout_func=unequal, train_dataset=data, **arguments)
-
-
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("model_type", "settings"),
     [
-        pytest.param("gpt_oss", {}, marks=SLOW),
         ("qwen3_moe", {"router_aux_loss_coef": 0.1, "beta": 0.1}),
-        pytest.param("gemma2", {"beta": 0.1}, marks=SLOW),
+        ("gpt_oss", {}),
+        ("gemma2", {"beta": 0.1}),
         ("gpt2", {"num_iterations": 2}),
     ],
     ids=lambda value: value if isinstance(value, str) else ",".join(value),
 )
-def test_architectures(unequally, tiny_model, tmp_path, model_type, settings):
+def test_architectures(both, tiny_model, tmp_path, model_type, settings):
     folder = saved(small_model(model_type), tiny_model, tmp_path / "model")
-    train_both_ways(unequally(model=folder), **settings, learning_rate=0.05)
+    train_both_ways(both(**UNEQUAL, model=folder), **settings, learning_rate=0.05)
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(
-    ("adapter", "settings"),
-    [
-        ({"target_modules": ["q_proj", "v_proj"], "use_dora": True}, {"beta": 0.1}),
-        ({"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
-         {"gradient_checkpointing": True}),
-        ({"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, {}),
-        ({"target_modules": "all-linear"}, {"gradient_checkpointing": True}),
-    ],
-    ids=["dora", "embeddings", "head", "all-linear"],
-)  # fmt: skip
-def test_adapters(unequally, adapter, settings):
-    train_both_ways(unequally(peft_config=LoraConfig(**adapter)), **settings)
-
-
-@pytest.mark.parametrize(
-    "origin", ["saved", *(pytest.param(one, marks=SLOW) for one in ("by hand", "experts"))]
-)
-def test_a_model_that_has_an_adapter(unequally, tiny_model, tmp_path, origin):
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("origin", ["saved", "by hand", "experts"])
+def test_a_model_that_has_an_adapter(both, tiny_model, tmp_path, origin):
     """Loaded with the model, or put on it by hand, also on the parameters of experts."""
     folder, adapter = tiny_model, LoraConfig(target_modules=["q_proj", "v_proj"])
     if origin == "experts":
@@ -342,47 +337,25 @@ def test_a_model_that_has_an_adapter(unequally, tiny_model, tmp_path, origin):
         experts = ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
         adapter = LoraConfig(target_parameters=experts)
 
-    def put_on():
+    def put_on(_):
         torch.manual_seed(4)
         return get_peft_model(AutoModelForCausalLM.from_pretrained(folder), adapter)
 
-    def load():
+    def load(_):
         model = AutoModelForCausalLM.from_pretrained(folder)
         return PeftModel.from_pretrained(model, str(tmp_path / "adapter"), is_trainable=True)
 
-    put_on().save_pretrained(tmp_path / "adapter")
-    pair = unequally(load=load if origin == "saved" else put_on)
+    put_on(folder).save_pretrained(tmp_path / "adapter")
+    pair = both(**UNEQUAL, load=load if origin == "saved" else put_on)
     ours, _ = train_both_ways(pair, beta=0.1, learning_rate=0.05)
     assert "ref" in ours.model.peft_config
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [PromptTuningConfig, PrefixTuningConfig])
-def test_virtual_tokens(unequally, tiny_model, tmp_path, kind, caplog):
+def test_virtual_tokens(both, tiny_model, tmp_path, kind, caplog):
     """Padding separates them from the prompt, so its width changes the result."""
     folder = saved(small_model("llama"), tiny_model, tmp_path / "model")
     adapter = kind(task_type=TaskType.CAUSAL_LM, num_virtual_tokens=8)
-    train_both_ways(unequally(model=folder, peft_config=adapter), beta=0.1)
+    train_both_ways(both(**UNEQUAL, model=folder, peft_config=adapter), beta=0.1)
     assert "keep TRL's padding: the padding separates the adapter's virtual tokens" in caplog.text
-
-
-def test_a_tokenizer_without_a_padding_token(unequally, tiny_model):
-    def bare():
-        tokenizer = tokenizer_of(tiny_model)
-        tokenizer.pad_token = None
-        return tokenizer
-
-    ours, stock = train_both_ways(unequally(tokenizer=bare))
-    assert ours.processing_class.pad_token == stock.processing_class.pad_token is not None
-
-
-def test_a_model_with_two_tokens_that_end(unequally, tiny_model):
-    """Its generation config has an end-of-turn token besides the tokenizer's end of text."""
-
-    def load():
-        model = AutoModelForCausalLM.from_pretrained(tiny_model)
-        model.generation_config.eos_token_id = [model.config.eos_token_id, 7]
-        return model
-
-    ours, stock = train_both_ways(unequally(load=load), mask_truncated_completions=True)
-    assert ours.eos_token_ids == stock.eos_token_ids
-    assert 7 in ours.eos_token_ids

@@ -22,7 +22,7 @@ from trl.chat_template_utils import qwen3_chat_template
 
 from tests.contract.alike import (
     ROWS,
-    check_alike,
+    evaluate_alike,
     refused_alike,
     tokenizer_of,
     train_alike,
@@ -30,8 +30,6 @@ from tests.contract.alike import (
 )
 from tests.support.tiny_models import tiny_config
 from trl_ablate import AblationTrainer, miniature
-
-SLOW = pytest.mark.slow
 
 QUESTIONS = Dataset.from_list(
     [
@@ -79,36 +77,17 @@ def said(completions, **kwargs):
     return [len(messages) + len(messages[-1]["content"]) / 10 for messages in completions]
 
 
-def chat(both, tiny_model, **arguments):
+@pytest.fixture
+def chat(both):
+    """`both`, with questions as messages."""
     data = {"train_dataset": QUESTIONS, "eval_dataset": QUESTIONS.select(range(5))}
-    tokenizer = {"tokenizer": lambda: tokenizer_of(tiny_model, qwen3_chat_template)}
-    return both(**{**data, **tokenizer, "reward_funcs": said, **arguments})
+    tokenizer = {"tokenizer": lambda model: tokenizer_of(model, qwen3_chat_template)}
+    return lambda **given: both(**{**data, **tokenizer, "reward_funcs": said, **given})
 
 
-def evaluate_alike(pair, **settings) -> dict[str, float]:
-    """Before training: the same names and numbers as stock, with one batch and with several."""
-    theirs = pair.stock(**settings).evaluate()
-    by_default = pair.ours(**settings).evaluate()
-    check_alike(by_default, {n: theirs[n] for n in theirs if n != "eval_model_preparation_time"})
-    mine = pair.one_shot(**settings).evaluate()
-    without = {name: value for name, value in theirs.items() if name in mine}
-    assert {name.split("/")[0] for name in set(theirs) - set(mine)} <= {
-        "eval_loss",
-        "eval_entropy",
-        "eval_clip_ratio",
-        "eval_model_preparation_time",
-    }
-    check_alike(mine, without)
-    parts = pair.one_shot(**settings, per_device_eval_batch_size=4).evaluate()
-    check_alike(
-        parts, {name: value for name, value in without.items() if name != "eval_num_tokens"}
-    )
-    return mine
-
-
-def test_tools(both, tiny_model, calling):
+def test_tools(chat, calling):
     calling("double")
-    pair = chat(both, tiny_model, tools=[double])
+    pair = chat(tools=[double])
     found = evaluate_alike(pair, **LONG)
     assert found["eval_tools/call_frequency"] > 0.5
     assert 0 < found["eval_tools/failure_frequency"] < 1
@@ -160,10 +139,10 @@ ENVIRONMENTS = {
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_environments(both, tiny_model, calling, name):
+def test_environments(chat, calling, name):
     """Every completion is graded by an environment that was reset for its own row."""
     calling("add")
-    pair = chat(both, tiny_model, reward_funcs=None, **ENVIRONMENTS[name])
+    pair = chat(reward_funcs=None, **ENVIRONMENTS[name])
     train_alike(pair, **LONG)
     if name == "of rows":
         found = evaluate_alike(pair, **LONG)
@@ -173,11 +152,9 @@ def test_environments(both, tiny_model, calling, name):
         refused_alike(pair, "max_steps", **{**LONG, "max_steps": -1})
 
 
-def test_evaluation_has_environments_of_its_own(both, tiny_model, calling):
+def test_evaluation_has_environments_of_its_own(chat, calling):
     calling("add")
-    trainer = chat(both, tiny_model, environment_factory=Counter, reward_funcs=None).one_shot(
-        **LONG
-    )
+    trainer = chat(environment_factory=Counter, reward_funcs=None).one_shot(**LONG)
     trainer.train()
     held, pool = trainer.environments, list(trainer._environment_pool[None])
     before, resets = Counter.made, [one.resets for one in pool]
@@ -263,27 +240,11 @@ def written(completions, **kwargs):
 def looking(seeing):
     return {
         "model": seeing,
-        "tokenizer": lambda: AutoProcessor.from_pretrained(seeing, padding_side="left"),
+        "tokenizer": lambda model: AutoProcessor.from_pretrained(model, padding_side="left"),
         "reward_funcs": written,
         "train_dataset": pictured(8),
         "eval_dataset": None,
     }
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"beta": 0.1},
-        pytest.param(
-            {"steps_per_generation": 4, "pad_to_multiple_of": 7, "log_completions": True},
-            marks=SLOW,
-        ),
-    ],
-    ids=["reference", "off-policy"],
-)
-def test_images_under_settings(both, seeing, settings):
-    ours, stock = train_both_ways(both(**looking(seeing)), **settings)
-    assert len(ours._logs["images"]) == len(stock._logs["images"])
 
 
 def test_images(both, seeing):
@@ -294,4 +255,6 @@ def test_images(both, seeing):
     trainer = both(**arguments).ours(**greedy)
     black = trainer.evaluate(pictured(5, painted=False))
     assert black["eval_reward"] != pytest.approx(found["eval_reward"], abs=1e-3)
-    train_alike(both(**arguments))
+    off_policy = {"steps_per_generation": 4, "pad_to_multiple_of": 7, "log_completions": True}
+    ours, stock = train_both_ways(both(**looking(seeing)), beta=0.1, **off_policy)
+    assert len(ours._logs["images"]) == len(stock._logs["images"])

@@ -5,14 +5,17 @@ If a test needs only the outputs of an engine, a script replaces it.
 
 import math
 import string
+from types import SimpleNamespace
 
 import pytest
 import torch
+from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from tests.contract.alike import MODES, weights
 from trl_ablate import load_recipe
 from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.recipe.strict import read_mapping
 
 NARROW = {"vllm_importance_sampling_clip_min": 0.97, "vllm_importance_sampling_clip_max": 1.04}
 """Bounds that some of the scripted differences lie outside of, whichever the mode."""
@@ -24,12 +27,14 @@ class ScriptedEngine:
     def __init__(self, **settings):
         self.settings = settings
         self.random = torch.Generator().manual_seed(0)
-        self.trainer = None
+        self.trainer = self.generation_kwargs = None
+        self.asked = []
 
     def sync_weights(self):
         pass
 
     def generate(self, prompts, images, num_generations, profiler):
+        self.asked.append((len(prompts), self.generation_kwargs))
         completions = [self._completion() for _ in prompts]
         logprobs = [self._logprobs(p, c) for p, c in zip(prompts, completions, strict=True)]
         return prompts, completions, logprobs, None
@@ -59,19 +64,10 @@ def scripted(make_trainer, monkeypatch):
         trainer.vllm_generation.trainer = trainer
         return trainer
 
-    with monkeypatch.context() as patch:
-        patch.setattr(ScriptedEngine, "vllm_client", ScriptedClient(), raising=False)
-        yield make
-
-
-class ScriptedClient:
-    """Answers the one request of TRL's start-up; its completions come from the script."""
-
-    generate = None
-
-    @staticmethod
-    def get_server_info():
-        return {"model_config": {"logprobs_mode": "processed_logprobs"}}
+    mode = {"model_config": {"logprobs_mode": "processed_logprobs"}}  # what TRL asks for first
+    client = SimpleNamespace(generate=None, get_server_info=lambda: mode)
+    monkeypatch.setattr(ScriptedEngine, "vllm_client", client, raising=False)
+    return make
 
 
 def weights_and_log(trainer):
@@ -115,34 +111,31 @@ def test_the_gradient_needs_no_forward_of_its_own(scripted, mode, settings):
     ],
     ids=["on-policy", "switched off", "off-policy", "uncorrected"],
 )
-def test_forward_passes_per_rollout_batch(scripted, settings, passes):
-    """Two microbatches per step, and two more per rollout batch for TRL's extra pass."""
-    trainer = scripted(**{"max_steps": 1, **settings})
-    counted = []
-    score = grpo_trainer.GRPOTrainer._get_per_token_logps_and_entropies
-
-    def counting(self, *args, **kwargs):
-        counted.append(1)
-        return score(self, *args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grpo_trainer.GRPOTrainer, "_get_per_token_logps_and_entropies", counting)
-        trainer.train()
-    assert len(counted) == passes
+def test_forward_passes_per_rollout_batch(scripted, monkeypatch, settings, passes):
+    """Two microbatches per step, and two more per rollout batch for TRL's extra pass. The gap to
+    the engine is logged with and without it."""
+    trainer, calls = scripted(**{"max_steps": 1, **settings}), []
+    score = GRPOTrainer._get_per_token_logps_and_entropies
+    monkeypatch.setattr(
+        GRPOTrainer,
+        score.__name__,
+        lambda self, *given, **named: calls.append(1) or score(self, *given, **named),
+    )
+    _, log = weights_and_log(trainer)
+    assert len(calls) == passes
+    gap = log[0].get("sampling/sampling_logp_difference/mean")
+    if "vllm_importance_sampling_correction" not in settings:
+        assert gap == pytest.approx(0.02 * math.sqrt(2 / math.pi), rel=0.3)
 
 
 def test_every_recipe_names_its_correction():
-    """TRL's default drops long completions first, which confounds every ablation of length."""
-    for recipe in SHIPPED.glob("*.yaml"):
-        settings = load_recipe(recipe, profile="h100").settings
-        assert settings["vllm_importance_sampling_mode"] in MODES, recipe.stem
-
-
-def test_the_gap_is_logged_with_and_without_the_extra_pass(scripted):
-    for settings in ({}, {"reuse_forward": False}, {"num_iterations": 2}):
-        _, log = weights_and_log(scripted(max_steps=1, **settings))
-        gap = log[0]["sampling/sampling_logp_difference/mean"]
-        assert gap == pytest.approx(0.02 * math.sqrt(2 / math.pi), rel=0.3)
+    """TRL's default drops long completions first, which confounds every ablation of length. A
+    recipe that extends another inherits it."""
+    recipes = {path: read_mapping(path, "recipe") for path in SHIPPED.glob("*.yaml")}
+    roots = [path for path, declared in recipes.items() if "extends" not in declared]
+    for path in roots + [one for one in recipes if "vllm_importance_sampling_mode" in recipes[one]]:
+        settings = load_recipe(path, profile="h100").settings
+        assert settings["vllm_importance_sampling_mode"] in MODES, path.stem
 
 
 @pytest.mark.parametrize("min_tokens", [0, 6])
@@ -231,20 +224,13 @@ def greedy(trainer, prompt):
     return ids[start:]
 
 
-def test_evaluation_tells_the_engine_its_parameters_and_takes_them_back(scripted, monkeypatch):
-    told = []
-    generate = ScriptedEngine.generate
-
-    def listening(self, *args, **kwargs):
-        told.append(self.generation_kwargs)
-        return generate(self, *args, **kwargs)
-
-    monkeypatch.setattr(ScriptedEngine, "generate", listening)
+def test_evaluation_tells_the_engine_its_parameters_and_takes_them_back(scripted):
     trainer = scripted(eval_temperature=0.0, eval_top_p=0.9, num_generations_eval=1, stop=["1"])
-    trainer.vllm_generation.generation_kwargs = kept = trainer.args.generation_kwargs
+    engine = trainer.vllm_generation
+    engine.generation_kwargs = kept = trainer.args.generation_kwargs
     trainer.evaluate()
-    assert told[0] == {**kept, "temperature": 0.0, "top_p": 0.9}
-    assert trainer.vllm_generation.generation_kwargs is kept
+    assert engine.asked == [(5, {**kept, "temperature": 0.0, "top_p": 0.9})]
+    assert engine.generation_kwargs is kept
     assert "temperature" not in kept
 
 
@@ -253,17 +239,9 @@ def test_evaluation_tells_the_engine_its_parameters_and_takes_them_back(scripted
 )
 def test_an_engine_is_asked_once_and_nothing_is_run_forward(scripted, monkeypatch, settings):
     """Five questions; TRL would evaluate them one at a time, with the correction of training."""
-    asked = []
-    generate = ScriptedEngine.generate
-
-    def counting(self, prompts, *args):
-        asked.append(len(prompts))
-        return generate(self, prompts, *args)
-
-    monkeypatch.setattr(ScriptedEngine, "generate", lambda self, **kw: counting(self, *kw.values()))
     trainer = scripted(num_generations_eval=2, per_device_eval_batch_size=2, **settings)
-    monkeypatch.setattr(grpo_trainer.GRPOTrainer, "_get_per_token_logps_and_entropies", None)
+    monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", None)
     metrics = trainer.evaluate()
-    assert asked == [10]
+    assert [count for count, _ in trainer.vllm_generation.asked] == [10]
     assert metrics["eval_mean_length"] == metrics["eval_completions/mean_length"] > 2
     assert trainer.vllm_importance_sampling_correction

@@ -8,74 +8,18 @@ import torch
 from tests.contract.alike import weights
 from tests.contract.formulas import (
     BETA,
-    CONSTANT,
     amid_a_step,
-    assert_loss_is,
-    assert_same,
+    assert_losses_are,
     away_from_reference,
     generated,
-    gradients,
+    k3,
     logits_of,
-    logps_of,
+    nearby,
     scored,
 )
-from trl_ablate import ConfigurationError
-from trl_ablate.losses import loss_denominator
+from trl_ablate import AblationTrainer, ConfigurationError
 from trl_ablate.trainer.batching import weigh_microbatches
 from trl_ablate.trainer.resampling import fill
-
-ONE_GROUP = {"group_filter": "drop"}, [1.0, 0.0, 1.0, 1.0], [0.5, -0.5, 0, 0], [0, 1]
-"""Switches, outcomes of two groups of two rows, their advantages, and the rows that are kept."""
-WRONG_ONES = {"positive_weight": 0.0}, [1.0, 0.0, 0.0, 1.0], [0, -0.5, -0.5, 0], [1, 2]
-LEFT_OUT = {
-    "mean": ONE_GROUP,
-    "constant": ONE_GROUP,
-    "microbatch": ONE_GROUP,
-    "token": ONE_GROUP,
-    "nonzero": WRONG_ONES,
-}
-
-
-def k3_times_ratio(logps, ref):
-    difference = ref - logps
-    return (torch.exp(difference) - difference - 1) * torch.exp(logps - logps.detach())
-
-
-@pytest.mark.parametrize("beta", [0.0, BETA])
-@pytest.mark.parametrize("length_norm", LEFT_OUT)
-def test_what_is_left_out_leaves_the_loss_and_its_divisor(make_trainer, batch, length_norm, beta):
-    """Loss and gradient are those of a batch without the dropped rows: those of a group without
-    variance, or those without advantage."""
-    switches, outcomes, advantages, kept = LEFT_OUT[length_norm]
-    settings = {"num_generations": 2, "scale_rewards": "none", "beta": beta, **switches}
-    trainer = amid_a_step(
-        make_trainer(length_norm=length_norm, length_norm_constant=CONSTANT, **settings)
-    )
-    with torch.no_grad():
-        batch["ref_per_token_logps"] = logps_of(trainer.model, batch) - 0.5
-    ready = trainer.with_advantages(scored(batch, outcomes))
-    assert ready["advantages"].tolist() == advantages
-    mask = batch["completion_mask"][kept]
-
-    def formula(logps):
-        logps, ref = logps[kept], batch["ref_per_token_logps"][kept]
-        loss = -torch.tensor(advantages)[kept, None] * torch.exp(logps - logps.detach())
-        over = "token" if length_norm == "nonzero" else length_norm
-        divisor = loss_denominator(mask, over, constant=CONSTANT)
-        return (((loss + beta * k3_times_ratio(logps, ref)) * mask).sum(1) / divisor).sum()
-
-    assert_loss_is(trainer, ready, formula)
-
-
-def test_a_dropped_group_takes_no_part_in_the_statistics_of_the_batch(make_trainer, batch):
-    trainer = make_trainer(
-        group_filter="drop", num_generations=2, baseline="batch_mean", scale_rewards="none"
-    )
-    trainer.model.train()
-    ready = trainer.with_advantages(scored(batch, [1.0, 0.0, 1.0, 1.0]))
-    assert ready["advantages"].tolist() == [0.5, -0.5, 0, 0]
-    assert ready["num_items_in_batch"] == 11
-
 
 FOUR_GROUPS = {"generation_batch_size": 16, "gradient_accumulation_steps": 4}
 
@@ -89,62 +33,42 @@ def ones(completions, **kwargs):
     return [1.0] * len(completions)
 
 
-def ungraded(completions, **kwargs):
-    return [None] * len(completions)
-
-
 FILTERS = {"drop": {}, "resample": {}, "none": {"length_norm": "nonzero", "loss_type": "dapo"}}
 
 
-@pytest.mark.parametrize("reward", [ones, ungraded])
+@pytest.mark.parametrize("later", [1.0, None], ids=["equal", "ungraded"])
 @pytest.mark.parametrize("group_filter", FILTERS)
-def test_a_step_without_groups_is_skipped_and_counted(make_trainer, caplog, group_filter, reward):
-    """Adam's momentum and the weight decay would move the weights; nothing is NaN."""
+def test_a_step_without_groups_is_skipped_and_counted(make_trainer, caplog, group_filter, later):
+    """After one with groups: momentum and weight decay would move the weights; nothing is NaN."""
+    seen = []
+
+    def first_only(completions, **kwargs):
+        seen.append(weights(trainer))
+        return [float(i % 2) if len(seen) == 1 else later for i in range(len(completions))]
+
     trainer = make_trainer(
-        reward=reward, group_filter=group_filter, max_resample_rounds=2, beta=0.1,
+        reward=first_only, group_filter=group_filter, max_resample_rounds=2, beta=0.1,
         weight_decay=0.1, **{"loss_type": "grpo"} | FILTERS[group_filter],
     )  # fmt: skip
-    start = weights(trainer)
     trainer.train()
-    assert torch.equal(weights(trainer), start)
+    start, moved, *others = [*seen, weights(trainer)]
+    assert not torch.equal(moved, start)
+    assert all(torch.equal(one, moved) for one in others)
     rows = [row for row in trainer.state.log_history if "grad_norm" in row]
-    assert [row["rollouts/skipped_steps"] for row in rows] == [1, 2, 3]
-    assert [row["grad_norm"] for row in rows] == [0, 0, 0]
-    assert [row["loss"] for row in rows] == [0, 0, 0]
-    numbers = [
-        value for row in rows for name, value in row.items()
-        if value is not None and name not in UNGRADED
-    ]  # fmt: skip
-    assert all(map(math.isfinite, numbers))
+    assert [row["rollouts/skipped_steps"] for row in rows] == [0, 1, 2]
+    assert [(row["grad_norm"], row["loss"]) for row in rows[1:]] == [(0, 0)] * 2
+    for name in set().union(*rows) - UNGRADED:
+        assert all(math.isfinite(row[name]) for row in rows if row.get(name) is not None), name
     never_filled = "2 of 2 groups have no reward variance after 2 rounds" in caplog.text
     assert never_filled is (group_filter == "resample")
     if group_filter != "none":
         generated = 8 if group_filter == "drop" else 24
-        assert {row["rollouts/generated"] for row in rows} == {generated}
-        assert {row["rollouts/used"] for row in rows} == {0}
+        assert {row["rollouts/generated"] for row in rows[1:]} == {generated}
+        assert {row["rollouts/used"] for row in rows[1:]} == {0}
 
 
-UNGRADED = ("reward", "reward_std", "rewards/ungraded/mean", "rewards/ungraded/std")
+UNGRADED = {"reward", "reward_std", "rewards/first_only/mean", "rewards/first_only/std"}
 """TRL logs no value for these without a graded completion."""
-
-
-def test_momentum_does_not_move_a_skipped_step(make_trainer):
-    calls = []
-
-    def first_only(completions, **kwargs):
-        calls.append(len(completions))
-        return [float(i % 2) if len(calls) == 1 else 1.0 for i in range(len(completions))]
-
-    def after(steps):
-        calls.clear()
-        trainer = make_trainer(reward=first_only, group_filter="drop", max_steps=steps,
-                               lr_scheduler_type="constant")  # fmt: skip
-        start = weights(trainer)
-        trainer.train()
-        assert not torch.equal(weights(trainer), start)
-        return weights(trainer)
-
-    assert torch.equal(after(1), after(3))
 
 
 def test_counts_of_dropped_groups(make_trainer):
@@ -242,8 +166,6 @@ def test_which_group_takes_which_place(kept, places):
 
 
 def test_a_stream_cannot_be_resampled(make_trainer):
-    from trl_ablate import AblationTrainer
-
     def streaming(train_dataset, **arguments):
         return AblationTrainer(train_dataset=train_dataset.to_iterable_dataset(), **arguments)
 
@@ -372,9 +294,15 @@ def test_the_overlong_penalty_makes_advantages_and_no_variance(make_trainer):
     assert "rollouts/overlong_penalty" not in trainer._metrics["eval"]
 
 
-def divided(ready, rows):
-    """The microbatches with these rows, weighed as those of a step."""
-    return [{name: one[part] if one.dim() else one for name, one in ready.items()} for part in rows]
+def divided(trainer, batch, rows, keys):
+    """The microbatches with these rows, of a step that drops the second of two groups of two."""
+    amid_a_step(trainer, 2)
+    ready = trainer.with_advantages(scored(batch, [1.0, 0.0, 1.0, 1.0]))
+    parts = [{name: one[part] if one.dim() else one for name, one in ready.items()}
+             for part in rows]  # fmt: skip
+    for key in keys:
+        weigh_microbatches(parts, key, lambda counts: counts)
+    return parts
 
 
 @pytest.mark.parametrize("beta", [0.0, BETA])
@@ -383,23 +311,18 @@ def test_bnpo_averages_over_the_microbatches_that_have_a_group(make_trainer, bat
     """Each microbatch is divided by its kept tokens; one without a kept group is not counted."""
     trainer = make_trainer(group_filter="drop", num_generations=2, scale_rewards="none",
                            loss_type="bnpo", beta=beta)  # fmt: skip
-    trainer.current_gradient_accumulation_steps = 2
-    trainer.model.train()
-    with torch.no_grad():
-        batch["ref_per_token_logps"] = logps_of(trainer.model, batch) - 0.5
-    parts = divided(trainer.with_advantages(scored(batch, [1.0, 0.0, 1.0, 1.0])), rows)
-    weigh_microbatches(parts, "row_weights", lambda counts: counts)
-    ours = sum(trainer._compute_loss(trainer.model, part) for part in parts)
-    our_gradient = gradients(ours, trainer.model)
-
-    logps = logps_of(trainer.model, batch)
-    loss = -torch.tensor([[0.5], [-0.5], [0], [0]]) * torch.exp(logps - logps.detach())
-    loss = loss + beta * k3_times_ratio(logps, batch["ref_per_token_logps"])
+    batch["ref_per_token_logps"] = nearby(trainer.model, batch, 0.4)
     mask = batch["completion_mask"] * torch.tensor([[1], [1], [0], [0]])
-    means = [(loss * mask)[part].sum() / mask[part].sum() for part in rows if mask[part].any()]
-    theirs = sum(means) / len(means)
-    assert ours.item() == pytest.approx(theirs.item(), rel=1e-5, abs=1e-7)
-    assert_same(our_gradient, gradients(theirs, trainer.model))
+
+    def formula(logps):
+        score = torch.exp(logps - logps.detach())
+        terms = -torch.tensor([[0.5], [-0.5], [0], [0]]) * score
+        terms = terms + beta * k3(logps, batch["ref_per_token_logps"]) * score
+        means = [(terms * mask)[part].sum() / mask[part].sum() for part in rows if mask[part].any()]
+        return sum(means) / len(means)
+
+    parts = divided(trainer, batch, rows, ["row_weights"])
+    assert_losses_are(trainer, parts, batch, formula)
 
 
 def test_a_trained_step_of_bnpo_weighs_its_microbatches(make_trainer):
@@ -426,26 +349,22 @@ def test_the_entropy_bonus_averages_over_the_microbatches_that_have_a_group(
     trainer = make_trainer(group_filter="drop", num_generations=2, loss_type=loss_type,
                            entropy_coef=0.5, use_adaptive_entropy=adaptive, entropy_target=100.0,
                            entropy_coef_delta=0.25, entropy_coef_max=0.6)  # fmt: skip
-    trainer.current_gradient_accumulation_steps = 2
     trainer._last_world_entropy = 0.0
-    trainer.model.train()
-    ready = trainer.with_advantages(scored(batch, [1.0, 0.0, 1.0, 1.0]))
-    ready["advantages"] = torch.zeros(4)
-    parts = divided(ready, [[0, 1], [2, 3]])
-    for key in ("row_weights", "bonus_weights"):
-        if key == "bonus_weights" or loss_type == "bnpo":
-            weigh_microbatches(parts, key, lambda counts: counts)
-    losses = []
-    for part, last in zip(parts, (False, True), strict=True):
-        trainer.accelerator.gradient_state._set_sync_gradients(last)
-        losses.append(trainer._compute_loss(trainer.model, part))
-    our_gradient = gradients(sum(losses), trainer.model)
+    keys = ["row_weights", "bonus_weights"] if loss_type == "bnpo" else ["bonus_weights"]
+    parts = divided(trainer, batch, [[0, 1], [2, 3]], keys)
+    compute_loss = trainer._compute_loss
 
-    logps, mask = logits_of(trainer.model, batch).log_softmax(-1), batch["completion_mask"][:2]
-    entropies = -(logps.exp() * logps).sum(-1)[:2]
-    theirs = -0.5 * (entropies * mask).sum() / mask.sum()
-    assert sum(losses).item() == pytest.approx(theirs.item(), rel=1e-5)
-    assert_same(our_gradient, gradients(theirs, trainer.model))
+    def without_advantages(model, part):
+        trainer.accelerator.gradient_state._set_sync_gradients(part is parts[-1])
+        return compute_loss(model, {**part, "advantages": torch.zeros(2)})
+
+    def formula(logps):
+        logps, mask = logits_of(trainer.model, batch).log_softmax(-1), batch["completion_mask"][:2]
+        entropies = -(logps.exp() * logps).sum(-1)[:2]
+        return -0.5 * (entropies * mask).sum() / mask.sum()
+
+    trainer._compute_loss = without_advantages
+    assert_losses_are(trainer, parts, batch, formula)
     after = 0.6 if adaptive else 0.5
     assert trainer.entropy_coef == pytest.approx(after)
     assert trainer._metrics["train"]["entropy_coef"] == [pytest.approx(after)]

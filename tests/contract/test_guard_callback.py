@@ -7,6 +7,7 @@ from accelerate import Accelerator
 from transformers import TrainerControl, TrainerState, TrainingArguments
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
+from tests.contract.alike import weights
 from trl_ablate import AblationConfig, AblationTrainer, ConfigurationError, GuardCallback
 from trl_ablate.cli.inspect import main as inspect
 from trl_ablate.guard.arguments import GuardArguments
@@ -32,9 +33,7 @@ def test_weights_are_the_same_to_the_bit_and_the_ledger_has_what_was_logged(
     watched = make_trainer(*STOCK[kind], output_dir=str(tmp_path / "watched"))
     watched.add_callback(GuardCallback())
     watched.train()
-    theirs = without.model.state_dict()
-    for name, mine in watched.model.state_dict().items():
-        assert torch.equal(mine, theirs[name]), name
+    assert torch.equal(weights(watched), weights(without))
     assert "guard: no rule fired" in capsys.readouterr().out
     rows = list(read_jsonl(tmp_path / "watched" / "guard" / "metrics.jsonl"))
     logged = [row for row in watched.state.log_history if "loss" in row]
@@ -66,23 +65,19 @@ def test_a_rule_stops_a_training_and_the_verdict_has_what_to_try(
 
 
 def inspected(folder, capsys):
-    settings = [
-        f"--{name}={value}" for name, value in {"guard_no_variance": "stop", **FLAT}.items()
-    ]
+    settings = ["--guard_no_variance=stop", "--guard_no_variance_steps=2"]
     assert inspect([str(folder), *settings]) == 1
     return capsys.readouterr().out
 
 
 def test_a_resumed_training_goes_on_with_the_ledger(make_trainer, tmp_path):
     """Rules know the rows before the checkpoint; those after it, of the killed run, are gone."""
-    settings = {"save_strategy": "steps", "save_steps": 2, "reward": nothing}
-    first = make_trainer(*STOCK["grpo"], max_steps=4, **settings)
-    first.add_callback(GuardCallback(guard_no_variance_steps=3))
-    first.train()
-    again = make_trainer(*STOCK["grpo"], max_steps=4, **settings)
-    again.add_callback(GuardCallback(guard_no_variance_steps=3))
-    again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
     folder = tmp_path / "run" / "guard"
+    for resumed in (None, str(tmp_path / "run" / "checkpoint-2")):
+        trainer = make_trainer(*STOCK["grpo"], max_steps=4, save_strategy="steps", save_steps=2,
+                               reward=nothing)  # fmt: skip
+        trainer.add_callback(GuardCallback(guard_no_variance_steps=3))
+        trainer.train(resume_from_checkpoint=resumed)
     assert [row["step"] for row in read_jsonl(folder / "metrics.jsonl")] == [1, 2, 3, 4]
     assert [row["step"] for row in read_jsonl(folder / "alerts.jsonl")] == [3]
     fresh = make_trainer(*STOCK["grpo"], max_steps=1)
@@ -147,10 +142,8 @@ def test_a_resumed_training_without_a_ledger_has_its_history_and_is_stopped_agai
     args, control = TrainingArguments(str(tmp_path), report_to="none"), TrainerControl()
     rewards = [*[1.0] * 12, *[0.1] * 5]
     history = [{"loss": 0.1, "reward": r, "step": step} for step, r in enumerate(rewards, start=1)]
-    state, guard = (
-        TrainerState(global_step=17, log_history=history),
-        GuardCallback(guard_reward="stop"),
-    )
+    state = TrainerState(global_step=17, log_history=history)
+    guard = GuardCallback(guard_reward="stop")
     guard.on_train_begin(args, state, control)
     for state.global_step in (18, 19, 20):
         assert guard.stopped_by is None

@@ -3,233 +3,305 @@
 The formulas follow the definitions and use no part of TRL's loss.
 """
 
+import random
+from typing import Any
+
 import pytest
 import torch
 
 from tests.contract.formulas import (
     ACCUMULATION,
     BETA,
-    CONSTANT,
-    EPSILON,
-    LENGTH_NORMS,
+    LENGTHS,
     amid_a_step,
     assert_loss_is,
-    assert_same,
     gradients,
+    k3,
     last_logged,
     logps_of,
-    mean_over,
     nearby,
     scored,
 )
-from trl_ablate.losses import clipped_log_ratio, loss_denominator, prompt_weights
+from trl_ablate.losses import clipped_log_ratio, prompt_weights
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.strict import read_mapping
 from trl_ablate.settings import choices
 from trl_ablate.switches import Surrogate
+from trl_ablate.trainer.batching import ROW_WEIGHTS
 
-SURROGATES = ("clip", "no_clip", "reinforce")
-LOW, HIGH = 0.2, 0.3
-
-
-@pytest.fixture
-def trainer_with(make_trainer):
-    def make(**switches):
-        settings = {"epsilon": EPSILON, "length_norm_constant": CONSTANT, **switches}
-        return amid_a_step(make_trainer(**settings), ACCUMULATION)
-
-    return make
+LOW, HIGH, LEAST, MOST = 0.2, 0.3, 0.001, 0.003
+CONSTANT = 9.0
+FAR = 0.05
+SURROGATES = choices(Surrogate)
+POLICIES = ("on-policy", "old", "old and sampler", "stale")
 
 
-@pytest.mark.sample(8)
-@pytest.mark.parametrize("beta", [0.0, BETA])
-@pytest.mark.parametrize("length_norm", LENGTH_NORMS)
-@pytest.mark.parametrize("surrogate", SURROGATES)
-def test_loss_and_gradient(trainer_with, batch, surrogate, length_norm, beta):
-    trainer = trainer_with(surrogate=surrogate, length_norm=length_norm, beta=beta)
-    old, ref = nearby(trainer.model, batch, 0.4), nearby(trainer.model, batch, 0.4, seed=8)
-    batch |= {"old_per_token_logps": old, "ref_per_token_logps": ref}
-    advantages = batch["advantages"][:, None]
-
-    def formula(logps):
-        ratio = torch.exp(logps - old)
-        loss = -{
-            "clip": torch.min(
-                ratio * advantages, ratio.clamp(1 - EPSILON, 1 + EPSILON) * advantages
-            ),
-            "no_clip": ratio * advantages,
-            "reinforce": torch.exp(logps - logps.detach()) * advantages,
-        }[surrogate]
-        if beta:
-            loss = loss + beta * (torch.exp(ref - logps) - (ref - logps) - 1) * ratio
-        return mean_over(loss, batch["completion_mask"], length_norm)
-
-    assert_loss_is(trainer, batch, formula)
-
-
-def probability_terms(logps, old, sampling, advantages, mask):
-    """-rA, but 0 where π - μ is above 0.003 and A > 0, or below -0.001 and A < 0."""
-    moved = logps.detach().exp() - sampling.exp()
-    masked = torch.where(advantages > 0, moved > 0.003, moved < -0.001)
-    return -torch.exp(logps - old) * advantages * ~masked, masked
+def drawn(number: int) -> tuple[str, dict[str, Any]]:
+    """Where the rollouts come from, and settings of the loss, at random."""
+    one = random.Random(number)
+    policy, surrogate = one.choice(POLICIES), SURROGATES[number % len(SURROGATES)]
+    settings = {
+        "surrogate": surrogate,
+        "length_norm": one.choice(["mean", "constant", "microbatch", "token", "prompt"]),
+        "length_norm_constant": CONSTANT,
+        "epsilon": LEAST if surrogate == "probability" else LOW,
+        "epsilon_high": MOST if surrogate == "probability" else HIGH,
+        "beta": one.choice([0.0, BETA]),
+        "kl_estimator": one.choice(["k1", "k2", "k3"]),
+        "use_bias_correction_kl": one.random() < 0.5,
+        "off_policy_mask_threshold": one.choice([None, FAR]),
+        "covariance_kl": one.choice([0.0, 0.0, 0.7]),
+        "covariance_share": 0.15,
+        "rollout_staleness": int(policy == "stale"),
+        "vllm_importance_sampling_correction": one.random() < 0.7,
+        "vllm_importance_sampling_mode": one.choice(
+            ["token_truncate", "token_mask", "sequence_truncate"]
+        ),
+        "vllm_importance_sampling_clip_max": 1.2,
+    }
+    return policy, settings
 
 
-def one_sided_terms(logps, old, sampling, advantages, mask):
-    """-A log π, where A < 0 times the ratio of the whole response, at most 1."""
-    log_ratio = ((logps.detach() - old) * mask).sum(1, keepdim=True)
-    weight = torch.where(advantages < 0, log_ratio.exp().clamp(max=1), 1)
-    return -weight * advantages * torch.exp(logps - logps.detach()), weight < 1
-
-
-def geometric_terms(logps, old, sampling, advantages, mask):
-    """-A times the geometric mean of the clipped ratios of the response."""
-    difference = logps - old
+def of_surrogate(name, logps, old, sampling, advantages, mask):
+    """The terms of the tokens, where they have another gradient than -rA, and r in the KL."""
+    now = logps.detach()
+    ratio, score = torch.exp(logps - old), torch.exp(logps - now)
+    positive, none = advantages > 0, torch.zeros_like(now).bool()
+    if name == "clip":
+        clipped = torch.where(positive, ratio > 1 + HIGH, ratio < 1 - LOW)
+        bounded = ratio.clamp(1 - LOW, 1 + HIGH)
+        return -torch.min(ratio * advantages, bounded * advantages), clipped, ratio
+    if name == "no_clip":
+        return -ratio * advantages, none, ratio
+    if name == "reinforce":
+        return -score * advantages, none, ratio
+    if name == "probability":  # 0 where π - μ is above 0.003 and A > 0, or below -0.001 and A < 0
+        moved = now.exp() - sampling.exp()
+        held = torch.where(positive, moved > MOST, moved < -LEAST)
+        return -ratio * advantages * ~held, held, ratio
+    if name == "one_sided":  # where A < 0, times the ratio of the whole response, at most 1
+        whole = ((now - old) * mask).sum(1, keepdim=True).exp()
+        weight = torch.where(advantages < 0, whole.clamp(max=1), 1)
+        return -weight * advantages * score, weight < 1, ratio
     high, low = torch.tensor(1 + HIGH).log(), torch.tensor(1 - LOW).log()
-    clipped = torch.where(
-        advantages > 0, torch.minimum(difference, high), torch.maximum(difference, low)
-    )
+    clipped = torch.where(positive, (logps - old).clamp(max=high), (logps - old).clamp(min=low))
     geometric = torch.exp((clipped * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True))
-    return -geometric * advantages, clipped != difference
+    return -geometric * advantages, clipped != logps - old, geometric
 
 
-OF_TOKENS = {
-    "probability": (probability_terms, {"epsilon": 0.001, "epsilon_high": 0.003}),
-    "one_sided": (one_sided_terms, {}),
-    "geometric": (geometric_terms, {"epsilon": LOW, "epsilon_high": HIGH}),
-}
+def correction(logps, sampling, mask, mode):
+    """Of the sampler's distribution, at most 1.2."""
+    difference = (logps - sampling) * mask
+    if mode.startswith("sequence"):
+        difference = difference.sum(1, keepdim=True)
+    ratio = torch.exp(difference)
+    assert (ratio > 1.2).any()
+    return ratio.clamp(max=1.2) if mode.endswith("truncate") else ratio * (ratio <= 1.2)
 
 
-@pytest.mark.sample(9)
-@pytest.mark.parametrize("sampled", [False, True], ids=["old policy", "sampler"])
-@pytest.mark.parametrize("length_norm", LENGTH_NORMS)
-@pytest.mark.parametrize("surrogate", OF_TOKENS)
-def test_surrogates_with_a_weight_for_each_token(
-    trainer_with, batch, surrogate, length_norm, sampled
-):
-    """And the share of tokens that they hold, which is logged."""
-    terms_of, bounds = OF_TOKENS[surrogate]
-    trainer = trainer_with(surrogate=surrogate, length_norm=length_norm, **bounds)
+def covariant(logps, advantages, mask):
+    """The two of 18 tokens at which A and log π vary together most."""
+    own, advantages = mask.bool(), advantages.expand(mask.shape)
+    products = (advantages - advantages[own].mean()) * (logps - logps[own].mean())
+    chosen = own & (products >= products[own].sort().values[-2])
+    assert chosen.sum() == 2
+    return chosen
+
+
+def added_terms(logps, old, ratio, batch, settings):
+    """The KL to the reference, and the distance of covariant tokens."""
+    ref = batch["ref_per_token_logps"]
+    kl = {"k1": logps - ref, "k2": (logps - ref) ** 2 / 2, "k3": k3(logps, ref)}
+    times = ratio if settings["use_bias_correction_kl"] else 1
+    chosen = covariant(logps.detach(), batch["advantages"][:, None], batch["completion_mask"])
+    return (
+        settings["beta"] * kl[settings["kl_estimator"]] * times
+        + settings["covariance_kl"] * (logps - old).abs() * chosen
+    )
+
+
+def formula(logps, batch, settings):
+    """The loss of one of two microbatches, which have 37 tokens, and where tokens are held."""
     mask, advantages = batch["completion_mask"], batch["advantages"][:, None]
-    old, other = nearby(trainer.model, batch, -0.4), nearby(trainer.model, batch, 0.4, seed=5)
-    other[0, 0] = torch.nan  # an engine did not report it
-    batch["old_per_token_logps"] = old
-    if sampled and surrogate != "geometric":
-        batch["sampling_per_token_logps"] = other
-    anchor = torch.where(other.isnan(), old, other) if sampled else old
+    now, counts = logps.detach(), batch["completion_mask"].sum(1, keepdim=True)
+    old = batch.get("old_per_token_logps", now)
+    sampling = batch.get("sampling_per_token_logps", old)
+    sampling = torch.where(sampling.isnan(), old, sampling)
+    terms, held, ratio = of_surrogate(settings["surrogate"], logps, old, sampling, advantages, mask)
+    if threshold := settings["off_policy_mask_threshold"]:
+        apart = ((sampling - now) * mask).sum(1, keepdim=True) / counts
+        masked = (advantages < 0) & (apart > threshold)
+        assert masked.any() == apart.any()
+        terms = terms * ~masked
+    if settings["rollout_staleness"] and settings["vllm_importance_sampling_correction"]:
+        mode = settings["vllm_importance_sampling_mode"]
+        terms = terms * correction(now, sampling, mask, mode)
+    terms = terms + added_terms(logps, old, ratio, batch, settings)
+    own = 37 / ACCUMULATION
+    divisor = {"mean": 4 * counts, "constant": 4 * CONSTANT, "microbatch": 4 * 8, "token": own,
+               "prompt": own}[settings["length_norm"]]  # fmt: skip
+    terms = terms * batch.get(ROW_WEIGHTS, torch.ones(4))[:, None]
+    loss = (terms * mask / divisor).sum() / ACCUMULATION
+    return loss, held.expand(mask.shape)[mask.bool()], torch.exp(now - old)
+
+
+@pytest.mark.sample(24)
+@pytest.mark.parametrize("number", range(120))
+def test_loss_and_gradient(make_trainer, batch, number):
+    """And the share of tokens that the surrogate holds, and the mean ratio, which are logged."""
+    policy, settings = drawn(number)
+    trainer = amid_a_step(make_trainer(**settings), ACCUMULATION)
+    batch["ref_per_token_logps"] = nearby(trainer.model, batch, 0.4, seed=8)
+    batch[ROW_WEIGHTS] = torch.tensor([0.5, 0.5, 2.0, 2.0])
+    if settings["length_norm"] != "prompt":
+        del batch[ROW_WEIGHTS]
+    if policy.startswith("old"):
+        batch["old_per_token_logps"] = nearby(trainer.model, batch, -0.4)
+    if policy in ("old and sampler", "stale"):
+        batch["sampling_per_token_logps"] = nearby(trainer.model, batch, -0.3, seed=5)
+    if policy == "old and sampler":
+        batch["sampling_per_token_logps"][0, 0] = torch.nan  # an engine did not report it
+    assert_loss_is(trainer, batch, lambda logps: formula(logps, batch, settings)[0])
+    with torch.no_grad():
+        _, held, ratio = formula(logps_of(trainer.model, batch), batch, settings)
+    row, share = last_logged(trainer), held.float().mean().item()
+    assert row["clip_fraction"] == pytest.approx(share)
+    if policy.startswith("old"):
+        assert (0 < share < 1) == (settings["surrogate"] not in ("no_clip", "reinforce"))
+    if settings["surrogate"] != "geometric":
+        own = ratio[batch["completion_mask"].bool()]
+        assert row["mean_ratio"] == pytest.approx(own.mean().item(), rel=1e-4)
+    assert trainer.use_vllm is False
+
+
+# What is added to the losses of TRL
+
+LOSSES = {
+    "bnpo": sum(LENGTHS) * ACCUMULATION,
+    "cispo": 37,
+    "luspo": 4 * ACCUMULATION,
+    "sapo": 4 * torch.tensor(LENGTHS)[:, None] * ACCUMULATION,
+}
+"""What its terms are divided by."""
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.parametrize(
+    ("beta", "estimator", "covariance"),
+    [(BETA, "k1", 0.0), (BETA, "k2", 0.0), (BETA, "k3", 0.0), (0.0, "k3", 0.7)],
+)
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_what_is_added_to_a_loss(
+    make_trainer, batch, loss_type, beta, estimator, covariance, corrected
+):
+    """To value and gradient, off-policy; and the mean KL, which is logged."""
+    settings = {"beta": beta, "kl_estimator": estimator, "covariance_kl": covariance,
+                "use_bias_correction_kl": corrected, "covariance_share": 0.15}  # fmt: skip
+    found, mask = [], batch["completion_mask"]
+    for one in ({}, settings):
+        trainer = amid_a_step(make_trainer(loss_type=loss_type, **one), ACCUMULATION)
+        old = nearby(trainer.model, batch, 0.4)
+        batch["ref_per_token_logps"] = nearby(trainer.model, batch, 0.4, seed=8)
+        loss = trainer._compute_loss(trainer.model, {**batch, "old_per_token_logps": old})
+        found.append((loss.item(), gradients(loss, trainer.model)))
+    logps = logps_of(trainer.model, batch)
+    added = added_terms(logps, old, torch.exp(logps - old), batch, settings) * mask
+    theirs = (added / LOSSES[loss_type]).sum()
+    assert found[1][0] - found[0][0] == pytest.approx(theirs.item(), rel=1e-4, abs=1e-6)
+    expected = gradients(theirs, trainer.model)
+    assert (found[1][1] - found[0][1] - expected).abs().max() <= 1e-4 * expected.abs().max()
+    mean = [] if not beta else [(added.sum() / mask.sum() / beta).item()]
+    assert trainer._metrics["train"]["kl"] == pytest.approx(mean, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "setting", "attribute", "low"),
+    [
+        ({"loss_type": "grpo"}, "beta", "beta", 0.1),
+        ({"kl_estimator": "k2"}, "beta", "beta", 0.1),
+        ({"surrogate": "geometric", "epsilon_high": 0.1}, "epsilon", "epsilon_low", 0.1),
+        ({"surrogate": "probability", "epsilon": 1e-3}, "epsilon_high", "epsilon_high", 1e-3),
+    ],
+    ids=str,
+)
+def test_what_is_changed_on_the_trainer_is_what_the_loss_takes(
+    make_trainer, batch, settings, setting, attribute, low
+):
+    """As a callback may do in the middle of a training; TRL's loss reads it there."""
+    found = []
+    for given, now in ((3 * low, 3 * low), (low, 3 * low), (low, low)):
+        trainer = amid_a_step(make_trainer(**{**settings, setting: given}), ACCUMULATION)
+        setattr(trainer, attribute, now)
+        old, ref = nearby(trainer.model, batch, 0.4), nearby(trainer.model, batch, 0.4, seed=8)
+        inputs = {**batch, "old_per_token_logps": old, "ref_per_token_logps": ref}
+        inputs[ROW_WEIGHTS] = torch.full((4,), 0.5)
+        loss = trainer._compute_loss(trainer.model, inputs)
+        found.append([loss.item(), *gradients(loss, trainer.model).tolist()])
+    assert found[1] == found[0] != found[2]
+
+
+# From the rewards of two groups of two, with 8 and 3, and with 1 and 6 tokens, to the loss
+
+DROP, HALVES = {"group_filter": "drop"}, [0.5, -0.5, 0.25, -0.25]
+PROMPT = {"length_norm": "prompt"}
+GPG = read_mapping(SHIPPED / "gpg.yaml", "recipe")
+OF_GROUPS = [
+    # 8/11, and (1 + 3) / 7
+    ({"baseline": "group_token_mean"}, [1, 0, 1, 0.5], [3 / 11, -8 / 11, 3 / 7, -1 / 14], [1 / 18]),
+    ({"baseline": "best_of_others"}, [1, 0, 1, 0.5], [1, 0, 0.5, 0], [1 / 18]),
+    # pass rates 1/2 and 3/4
+    ({"hard_group_exponent": 2.0}, [1, 0, 1, 0.5], [1 / 8, -1 / 8, 1 / 64, -1 / 64], [1 / 18]),
+    # a mean over each group's tokens, then over the groups that count
+    (PROMPT, [1, 0, 1, 0.5], HALVES, [1 / 22, 1 / 22, 1 / 14, 1 / 14]),
+    (PROMPT | {"loss_type": "cispo", "epsilon_high": 5.0}, [1, 0, 1, 0.5], HALVES,
+     [1 / 22, 1 / 22, 1 / 14, 1 / 14]),
+    (PROMPT | {"loss_type": "cispo", "epsilon_high": 5.0} | DROP, [1, 0, 1, 1], [0.5, -0.5, 0, 0],
+     [1 / 11, 1 / 11, 0, 0]),
+    # B/(B-M) · 1/B Σ_g 1/Σ|o| Σ_i Σ_t -log π · (r - mean), with F_norm 1; here B = 2, M = 1
+    ({name: value for name, value in GPG.items() if name != "extends"}, [1, 0, 1, 1],
+     [0.5, -0.5, 0, 0], [1 / 11, 1 / 11, 0, 0]),
+    # what is left out leaves the divisor: 2 of 4 rows, 11 of 18 tokens
+    (PROMPT | DROP, [1, 0, 1, 1], [0.5, -0.5, 0, 0], [1 / 11, 1 / 11, 0, 0]),
+    ({"length_norm": "mean"} | DROP, [1, 0, 1, 1], [0.5, -0.5, 0, 0], [1 / 16, 1 / 6, 0, 0]),
+    ({"length_norm": "constant"} | DROP, [1, 0, 1, 1], [0.5, -0.5, 0, 0], [1 / 18, 1 / 18, 0, 0]),
+    ({"length_norm": "microbatch"} | DROP, [1, 0, 1, 1], [0.5, -0.5, 0, 0], [1 / 16, 1 / 16, 0, 0]),
+    ({"length_norm": "token", "baseline": "batch_mean"} | DROP, [1, 0, 1, 1], [0.5, -0.5, 0, 0],
+     [1 / 11, 1 / 11, 0, 0]),
+    ({"length_norm": "nonzero", "positive_weight": 0.0}, [1, 0, 0, 1], [0, -0.5, -0.5, 0],
+     [0, 1 / 4, 1 / 4, 0]),
+]  # fmt: skip
+"""Settings, rewards, and by hand: the advantages, and the weight of a token of each row."""
+
+
+@pytest.mark.parametrize("beta", [0.0, BETA])
+@pytest.mark.parametrize(("switches", "outcomes", "advantages", "weights"), OF_GROUPS)
+def test_what_the_rewards_of_groups_make_of_the_loss(
+    make_trainer, batch, switches, outcomes, advantages, weights, beta
+):
+    settings = {"scale_rewards": "none", "length_norm_constant": CONSTANT, "num_generations": 2}
+    settings |= {"length_norm": "token"} | switches
+    trainer = amid_a_step(make_trainer(**settings, beta=beta))
+    batch["ref_per_token_logps"] = nearby(trainer.model, batch, 0.4)
+    ready = trainer.with_advantages(scored(batch, [*map(float, outcomes)]))
+    torch.testing.assert_close(ready["advantages"], torch.tensor(advantages))
+    direct = settings.get("loss_type") == "cispo"  # its loss is -A log π, of the same gradient
 
     def formula(logps):
-        terms, _ = terms_of(logps, old, anchor, advantages, mask)
-        return mean_over(terms, mask, length_norm)
+        score = torch.exp(logps - logps.detach())
+        terms = -torch.tensor(advantages)[:, None] * (logps if direct else score)
+        terms = terms + beta * k3(logps, batch["ref_per_token_logps"]) * score
+        return (terms * torch.tensor(weights)[:, None] * batch["completion_mask"]).sum()
 
-    assert_loss_is(trainer, batch, formula)
-    _, held = terms_of(logps_of(trainer.model, batch), old, anchor, advantages, mask)
-    share = ((held * mask).sum() / mask.sum()).item()
-    assert last_logged(trainer)["clip_fraction"] == pytest.approx(share)
-    assert 0 < share < 1
-
-
-@pytest.mark.parametrize("surrogate", choices(Surrogate))
-def test_the_off_policy_mask(trainer_with, batch, surrogate):
-    """A row with A < 0 whose mean log(old/new) is above the threshold counts as if A were 0."""
-    settings = {"surrogate": surrogate, "length_norm": "mean"}
-    with_mask = trainer_with(off_policy_mask_threshold=0.1, **settings)
-    without = trainer_with(**settings)
-    shift = torch.tensor([0.2, 0.2, 0.05, 0.05])[:, None]
-    batch["old_per_token_logps"] = nearby(without.model, batch, 0.0) + shift
-    ours = gradients(with_mask._compute_loss(with_mask.model, batch), with_mask.model)
-    batch["advantages"] = torch.tensor([1.3, 0.0, 0.4, -1.1])
-    assert_same(ours, gradients(without._compute_loss(without.model, batch), without.model))
-
-
-def test_on_policy_surrogates_have_one_gradient(trainer_with, batch):
-    trainers = [trainer_with(surrogate=one, length_norm="mean") for one in SURROGATES]
-    first, *others = [gradients(one._compute_loss(one.model, batch), one.model) for one in trainers]
-    for other in others:
-        assert_same(other, first)
+    assert_loss_is(trainer, ready, formula)
 
 
 def test_length_norm_constant_defaults_to_max_completion_length(make_trainer, batch):
     losses = []
     for constant in (None, 12.0):  # the fixture's max_completion_length
         trainer = make_trainer(length_norm="constant", length_norm_constant=constant)
-        trainer.current_gradient_accumulation_steps = 1
-        losses.append(trainer._compute_loss(trainer.model, batch).item())
+        losses.append(amid_a_step(trainer)._compute_loss(trainer.model, batch).item())
     assert losses[0] == losses[1]
-
-
-@pytest.mark.parametrize(("surrogate", "clipped"), [("clip", 8 / 18), ("no_clip", 0)])
-def test_ratio_metrics_are_logged_over_response_tokens(trainer_with, batch, surrogate, clipped):
-    """Of 18 tokens, the 8 of the first row (A > 0) have the ratio e^0.5: all clipped."""
-    trainer = trainer_with(surrogate=surrogate, length_norm="mean")
-    shift = torch.zeros(4, 8)
-    shift[0] = 0.5
-    batch["old_per_token_logps"] = nearby(trainer.model, batch, 0.0) - shift
-    trainer._compute_loss(trainer.model, batch)
-    row = last_logged(trainer)
-    assert row["clip_fraction"] == pytest.approx(clipped)
-    assert row["mean_ratio"] == pytest.approx((8 * 2.718281828**0.5 + 10) / 18, rel=1e-4)
-
-
-# Advantages and weights of rows, from two groups of two with 8 and 3, and with 1 and 6 tokens
-
-
-@pytest.mark.parametrize(
-    ("switch", "advantages"),
-    [
-        # 8/11, and (1 + 3) / 7
-        ({"baseline": "group_token_mean"}, [3 / 11, -8 / 11, 3 / 7, -1 / 14]),
-        ({"baseline": "best_of_others"}, [1, 0, 0.5, 0]),
-        # pass rates 1/2 and 3/4
-        ({"hard_group_exponent": 2.0}, [0.5 / 4, -0.5 / 4, 0.25 / 16, -0.25 / 16]),
-    ],
-    ids=str,
-)
-def test_advantages_in_the_loss(make_trainer, batch, switch, advantages):
-    settings = {"scale_rewards": "none", "length_norm": "token", "num_generations": 2, **switch}
-    trainer = amid_a_step(make_trainer(**settings))
-    mask = batch["completion_mask"]
-
-    def formula(logps):
-        terms = -torch.tensor(advantages)[:, None] * torch.exp(logps - logps.detach()) * mask
-        return terms.sum() / loss_denominator(mask, "token")
-
-    ready = trainer.with_advantages(scored(batch, [1.0, 0.0, 1.0, 0.5]))
-    assert_loss_is(trainer, ready, formula)
-
-
-@pytest.mark.parametrize("group_filter", ["none", "drop"])
-@pytest.mark.parametrize("loss_type", ["dapo", "cispo"])
-def test_the_mean_over_prompts(make_trainer, batch, loss_type, group_filter):
-    """A mean over each group's tokens, then over the groups that count."""
-    settings = {"length_norm": "prompt", "loss_type": loss_type, "scale_rewards": "none"}
-    settings |= {"num_generations": 2, "group_filter": group_filter, "epsilon_high": 5.0}
-    trainer = amid_a_step(make_trainer(**settings))
-    last = 1.0 if group_filter == "drop" else 0.5
-    advantages = torch.tensor([0.5, -0.5, 0.25, -0.25])[:, None]
-    mask = batch["completion_mask"]
-
-    def formula(logps):
-        ratio = torch.exp(logps - logps.detach())
-        losses = -advantages * (logps if loss_type == "cispo" else ratio) * mask
-        groups = [losses[:2].sum() / 11, losses[2:].sum() / 7]  # 8 + 3 and 1 + 6 tokens
-        return groups[0] if group_filter == "drop" else sum(groups) / 2
-
-    ready = trainer.with_advantages(scored(batch, [1.0, 0.0, 1.0, last]))
-    assert_loss_is(trainer, ready, formula)
-
-
-def test_the_recipe_gpg_is_the_formula_of_gpg(make_trainer, batch):
-    """B/(B-M) · 1/B Σ_g 1/Σ|o| Σ_i Σ_t -log π · (r - mean), with F_norm 1; here B = 2, M = 1."""
-    declared = read_mapping(SHIPPED / "gpg.yaml", "recipe")
-    switches = {name: value for name, value in declared.items() if name != "extends"}
-    trainer = amid_a_step(make_trainer(num_generations=2, **switches))
-    ready = trainer.with_advantages(scored(batch, [1.0, 0.0, 1.0, 1.0]))
-    ours = gradients(trainer._compute_loss(trainer.model, ready), trainer.model)
-    mask = batch["completion_mask"]
-    terms = -logps_of(trainer.model, batch) * torch.tensor([[0.5], [-0.5], [0], [0]]) * mask
-    groups = [terms[:2].sum() / mask[:2].sum(), terms[2:].sum() / mask[2:].sum()]
-    alpha = 2 / (2 - 1)
-    assert_same(ours, gradients(alpha * sum(groups) / 2, trainer.model))
 
 
 def test_the_weight_of_a_prompt_by_hand():

@@ -25,7 +25,7 @@ def training(make_trainer, *stock, **settings):
     return [row for row in trainer.state.log_history if "loss" in row]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -1,10 +1,8 @@
-"""Own rewards in training and evaluation: the same as TRL's, and broken down by sets and groups."""
+"""Own rewards in an evaluation, broken down by sets and groups."""
 
 import pytest
-import torch
 from datasets import Dataset
 
-from tests.contract.alike import logged, weights
 from tests.support.trainers import PROMPTS
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import by_group
@@ -37,23 +35,6 @@ def file(tmp_path):
 def rewards(file, *names):
     specs = reward_specs([f"{file}:{name}" for name in names])
     return chosen_rewards(specs, Tools(MathGrader(1), None, lambda name: None)).functions
-
-
-def test_own_functions_train_as_in_stock_trl(both, file):
-    namespace: dict = {}
-    exec(FILE, namespace)
-    plain = [namespace["even"], namespace["long"]]
-    trained = []
-    for kind, functions in (("ours", rewards(file, "even", "long")), ("stock", plain)):
-        pair = both(reward_funcs=functions, train_dataset=questions(), eval_dataset=None)
-        trained.append(getattr(pair, kind)())
-        trained[-1].train()
-    own, stock = trained
-    assert torch.equal(weights(own), weights(stock))
-    names = ("rewards/even/mean", "rewards/long/mean", "mean_text", "reward")
-    for ours, theirs in zip(logged(own), logged(stock), strict=True):
-        assert [ours[name] for name in names] == [theirs[name] for name in names]
-    assert logged(own)[0]["grader/even/ungraded"] == 0
 
 
 def test_an_evaluation_by_a_column_and_with_rewards_of_a_set(both, file):

@@ -140,7 +140,8 @@ def train(make_trainer, trained_adapter, tmp_path):
             if case.adapter == "same":
                 base = AutoModelForCausalLM.from_pretrained(model)
                 model = PeftModel.from_pretrained(base, trained_adapter, is_trainable=True)
-            dataset: Any = questions(case.questions)
+            asked = [f"User: {a}+{a}=?\nAssistant: <think>" for a in range(case.questions)]
+            dataset: Any = Dataset.from_dict({"prompt": asked})
             dataset = dataset.to_iterable_dataset() if case.stream else dataset
             return AblationTrainer(model, train_dataset=dataset, **arguments)
 
@@ -156,26 +157,12 @@ def train(make_trainer, trained_adapter, tmp_path):
     return train
 
 
-def questions(count: int) -> Dataset:
-    return Dataset.from_dict(
-        {"prompt": [f"User: {a}+{a + 3}=?\nAssistant: <think>" for a in range(11, 11 + count)]}
-    )
-
-
 def rows(trainer: AblationTrainer) -> list[str]:
     """The logged rows without times, as text, so that NaN equals NaN."""
     logged = [without_times(row) for row in trainer.state.log_history]
     if counts_the_steps_of_this_call(trainer):
         assert logged.pop().keys() >= {"train_loss"}  # `check` looks at it
     return [json.dumps(row, sort_keys=True) for row in logged]
-
-
-def mean_loss_since(trainer: AblationTrainer, step: int) -> float:
-    """Of the logged rows behind a step, which are means over `logging_steps` steps."""
-    losses = [
-        row["loss"] for row in trainer.state.log_history if row["step"] > step and "loss" in row
-    ]
-    return sum(losses) / len(losses)
 
 
 @pytest.fixture
@@ -189,8 +176,10 @@ def check(train, tmp_path):
         assert resumed.state.global_step == whole.state.global_step == whole.state.max_steps
         assert rows(resumed) == rows(whole)
         if counts_the_steps_of_this_call(resumed) and resumed.args.logging_steps == 1:
-            mean = resumed.state.log_history[-1]["train_loss"]
-            assert mean == pytest.approx(mean_loss_since(whole, case.stop), rel=1e-4, abs=1e-9)
+            losses = [row["loss"] for row in whole.state.log_history if "loss" in row]
+            mean = sum(losses[case.stop :]) / len(losses[case.stop :])
+            found = resumed.state.log_history[-1]["train_loss"]
+            assert found == pytest.approx(mean, rel=1e-4, abs=1e-9)
         assert repr(resumed.latest_rollouts()) == repr(whole.latest_rollouts())
         weights = dict(whole.model.named_parameters())
         assert all(value.equal(weights[name]) for name, value in resumed.model.named_parameters())

@@ -8,7 +8,6 @@ import torch
 from tests.contract.alike import Script, unequal, weights
 from tests.contract.formulas import (
     amid_a_step,
-    assert_loss_is,
     assert_same,
     generated,
     gradients,
@@ -22,7 +21,7 @@ from trl_ablate.rounding import rounded
 from trl_ablate.trainer.mismatch import Fact, effective_sample_size
 from trl_ablate.trainer.sampler import check_text, truncated_logps
 
-STEPS = 5
+STEPS = 4
 FAST = {"optim": "sgd", "learning_rate": 1.0, "max_steps": STEPS, "max_grad_norm": 1e9}
 
 
@@ -46,7 +45,7 @@ def watched(make_trainer, **settings):
     return trainer, policy, sampled
 
 
-@pytest.mark.parametrize("k", [0, 1, 3, 9])
+@pytest.mark.parametrize("k", [0, 2, 9])
 def test_rollouts_come_from_the_weights_of_k_steps_ago(make_trainer, k):
     """At the start, and if k is larger than the steps done, from the first weights."""
     _, policy, sampled = watched(make_trainer, rollout_staleness=k)
@@ -67,38 +66,10 @@ def test_several_rounds_of_a_step_count_once(make_trainer):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "int8"])
 def test_rollouts_come_from_rounded_weights(make_trainer, dtype):
-    trainer, policy, sampled = watched(make_trainer, sampler_dtype=dtype, max_steps=1)
-    sizes = [parameter.numel() for parameter in trainer.model.parameters()]
-    shapes = [parameter.shape for parameter in trainer.model.parameters()]
-    parts = zip(policy[0].split(sizes), shapes, strict=True)
-    expected = torch.cat([rounded(part.view(shape), dtype).flatten() for part, shape in parts])
-    assert torch.equal(sampled[0], expected)
+    start = [one.detach().clone() for one in make_trainer().model.parameters()]
+    _, policy, sampled = watched(make_trainer, sampler_dtype=dtype, max_steps=1)
+    assert torch.equal(sampled[0], torch.cat([rounded(one, dtype).flatten() for one in start]))
     assert not torch.equal(sampled[0], policy[0])
-
-
-@pytest.mark.parametrize("corrected", [True, False])
-@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate"])
-def test_loss_and_gradient_of_stale_rollouts(make_trainer, batch, mode, corrected):
-    trainer = make_trainer(
-        rollout_staleness=1, loss_type="grpo", vllm_importance_sampling_mode=mode,
-        vllm_importance_sampling_clip_max=1.2, vllm_importance_sampling_correction=corrected,
-    )  # fmt: skip
-    amid_a_step(trainer)
-    batch["sampling_per_token_logps"] = sampling = nearby(trainer.model, batch, 0.3)
-    mask = batch["completion_mask"]
-
-    def formula(logps):
-        difference = (logps.detach() - sampling) * mask
-        if mode.startswith("sequence"):
-            difference = difference.sum(1, keepdim=True)
-        ratio = torch.exp(difference)
-        ratio = ratio.clamp(max=1.2) if mode.endswith("truncate") else ratio * (ratio <= 1.2)
-        ratio = ratio if corrected else torch.ones_like(ratio)
-        terms = -batch["advantages"][:, None] * torch.exp(logps - logps.detach()) * ratio * mask
-        return (terms.sum(1) / mask.sum(1)).mean()
-
-    assert_loss_is(trainer, batch, formula)
-    assert trainer.use_vllm is False
 
 
 @pytest.mark.parametrize("corrected", [True, False])
@@ -137,7 +108,7 @@ def test_completions_far_from_the_sampler_leave_the_loss(make_trainer, batch, lo
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_metrics_of_the_mismatch(make_trainer, epochs):
     trainer, _, _ = watched(
-        make_trainer, rollout_staleness=1, num_iterations=epochs,
+        make_trainer, rollout_staleness=1, num_iterations=epochs, max_steps=2 * epochs,
         vllm_importance_sampling_mode="token_truncate",
     )  # fmt: skip
     rows = [row for row in trainer.state.log_history if "grad_norm" in row]
@@ -239,6 +210,7 @@ def test_a_token_that_is_not_kept_is_not_corrected():
 
 
 @pytest.mark.parametrize("corrected", [True, False])
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "rule", [{"top_p": 0.7}, {"top_k": 20}, {"min_p": 0.6}, {"top_p": 0.7, "sampler_dtype": "int8"}]
 )
@@ -332,16 +304,12 @@ def test_sharded_weights_cannot_be_exchanged(make_trainer, sharded):
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"rollout_staleness": 1}, "rollout_staleness 1"),
-        ({"sampler_dtype": "int8"}, "sampler_dtype int8"),
-        ({"correct_truncation": True, "top_p": 0.9}, "correct_truncation True"),
-    ],
+    ("name", "value"),
+    [("rollout_staleness", 1), ("sampler_dtype", "int8"), ("correct_truncation", True)],
 )
-def test_a_function_that_samples_by_itself_is_refused(make_trainer, settings, named):
-    with pytest.raises(ConfigurationError, match=f"rollout_func .* {named}"):
-        make_trainer(**settings, extras={"rollout_func": unequal})
+def test_a_function_that_samples_by_itself_is_refused(make_trainer, name, value):
+    with pytest.raises(ConfigurationError, match=f"rollout_func .* {name} {value}"):
+        make_trainer(**{name: value}, top_p=0.9, extras={"rollout_func": unequal})
 
 
 def test_prompts_with_images_are_refused():

@@ -15,19 +15,28 @@ FOUR_STEPS = {"num_iterations": 2, "optimizer_batch_size": 4}
 """Optimizer steps on a rollout batch of eight."""
 
 
+class AtTheFirst(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 1:
+            control.should_save = control.should_evaluate = True
+
+
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("settings", "every", "expected"),
     [
         # a fraction is a share of the GRPO steps, off-policy as on-policy
         ({**SHARES, "grpo_steps": 5}, 0.4, [2, 4, 5]),
         ({**SHARES, "grpo_steps": 5, **FOUR_STEPS}, 0.4, [8, 16, 20]),
-        ({**SHARES, "grpo_steps": 3}, 0.1, [1, 2, 3]),
         ({**SHARES, "grpo_steps": 3, **FOUR_STEPS}, 0.1, [4, 8, 12]),
         # 2 GRPO steps per optimizer step, and 3/4: 6 optimizer steps are 4.5, and 11 are 8.25
         ({"steps_per_generation": 2, "gradient_accumulation_steps": 4, "max_steps": 5}, 4,
          [2, 4, 5]),
         ({"steps_per_generation": 4, "gradient_accumulation_steps": 3, "max_steps": 12}, 4,
          [6, 11, 12]),
+        # another callback may ask for more; an evaluation may have a delay
+        ({"max_steps": 3, "extras": {"callbacks": [AtTheFirst()]}}, 2, [1, 2, 3]),
+        ({"max_steps": 4, "eval_delay": 3}, 1, [3, 4]),
     ],
 )  # fmt: skip
 def test_steps_of_evaluations_and_checkpoints(make_trainer, settings, every, expected):
@@ -38,31 +47,8 @@ def test_steps_of_evaluations_and_checkpoints(make_trainer, settings, every, exp
     trainer.train()
     evaluated = [row["step"] for row in trainer.state.log_history if "eval_reward" in row]
     saved = [step_of(folder) for folder in Path(trainer.args.output_dir).glob("checkpoint-*")]
-    assert evaluated == sorted(saved) == expected
-
-
-def test_evaluation_waits_for_its_delay(make_trainer):
-    trainer = make_trainer(**SHORT, max_steps=4, eval_steps=1, eval_delay=3)
-    trainer.train()
-    evaluated = [row["step"] for row in trainer.state.log_history if "eval_reward" in row]
-    assert evaluated == [3, 4]
-
-
-class AtTheFirst(TrainerCallback):
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == 1:
-            control.should_save = control.should_evaluate = True
-
-
-def test_another_callback_may_ask_for_more(make_trainer):
-    trainer = make_trainer(
-        **SHORT, max_steps=3, eval_steps=2, save_strategy="steps", save_steps=2,
-        save_only_model=True, extras={"callbacks": [AtTheFirst()]},
-    )  # fmt: skip
-    trainer.train()
-    evaluated = [row["step"] for row in trainer.state.log_history if "eval_reward" in row]
-    saved = [step_of(folder) for folder in Path(trainer.args.output_dir).glob("checkpoint-*")]
-    assert evaluated == sorted(saved) == [1, 2, 3]
+    assert evaluated == expected
+    assert sorted(saved) == ([1, 2, 3, 4] if "eval_delay" in settings else expected)
 
 
 def test_a_resumed_training_saves_and_logs_by_its_own_settings(make_trainer):

@@ -28,16 +28,10 @@ SWITCHES_OF_ADVANTAGES = [
 ]
 
 
-def advantages(rewards, tokens, *, baseline="group_mean", scale_rewards="group",
-               advantage_eps=1e-4, best_of=None, positive_weight=1.0, negative_weight=1.0,
-               advantage_clip=None):  # fmt: skip
-    """Those of two groups of four, with the defaults of `AblationConfig`."""
-    found = compute_advantages(rewards, 4, baseline=baseline, scale=scale_rewards,
-                               eps=advantage_eps, tokens_N=tokens, best_of=best_of)  # fmt: skip
-    return signed_and_clipped(found, positive_weight=positive_weight,
-                              negative_weight=negative_weight, clip=advantage_clip)  # fmt: skip
-
-
+DEFAULTS = {
+    "baseline": "group_mean", "scale_rewards": "group", "advantage_eps": 1e-4, "best_of": None,
+    "positive_weight": 1.0, "negative_weight": 1.0, "advantage_clip": None,
+}  # fmt: skip
 REWARDS = [0.9, 0.0, 0.2, None, 1.0, 0.7, 0.0, 1.0]
 
 
@@ -53,12 +47,17 @@ def test_advantages_reach_the_loss_and_the_log(make_trainer, switches):
     output = generated(trainer)
     rewards = torch.tensor([math.nan if one is None else one for one in REWARDS])
 
-    tokens = torch.tensor(trainer.described.lengths)
-    expected = advantages(rewards, tokens, **switches)
+    def advantages(baseline, scale_rewards, advantage_eps, best_of, advantage_clip, **weights):
+        tokens = torch.tensor(trainer.described.lengths)
+        found = compute_advantages(rewards, 4, baseline=baseline, scale=scale_rewards,
+                                   eps=advantage_eps, tokens_N=tokens, best_of=best_of)  # fmt: skip
+        return signed_and_clipped(found, clip=advantage_clip, **weights)
+
+    expected = advantages(**DEFAULTS | switches)
     torch.testing.assert_close(output["advantages"], expected)
     assert list(trainer._logs["advantages"]) == pytest.approx(expected.tolist())
     is_default = switches == {"baseline": "group_mean"}
-    assert torch.allclose(expected, advantages(rewards, tokens)) == is_default
+    assert torch.allclose(expected, advantages(**DEFAULTS)) == is_default
 
 
 SWITCHES = {
@@ -69,22 +68,17 @@ SWITCHES = {
 }
 
 
-@pytest.mark.parametrize(("one", "other"), combinations(SWITCHES, 2))
-def test_every_two_switches_go_together(tmp_path, one, other):
-    for values in product(SWITCHES[one], SWITCHES[other]):
-        chosen = dict(zip((one, other), values, strict=True))
+@pytest.mark.parametrize("names", [*combinations(SWITCHES, 2)], ids=",".join)
+def test_every_two_switches_go_together(tmp_path, names):
+    for values in product(*(SWITCHES[name] for name in names)):
+        chosen = dict(zip(names, values, strict=True))
         config = AblationConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **chosen)
-        assert [getattr(config, name) for name in chosen] == list(values)
+        assert {name: getattr(config, name) for name in names} == chosen
 
 
 def test_completions_ended_by_a_stop_string_are_not_masked_as_truncated(make_trainer):
-    trainer = make_trainer(
-        stop=["1"],
-        max_completion_length=40,
-        mask_truncated_completions=True,
-        num_generations=8,
-        generation_batch_size=8,
-    )
+    trainer = make_trainer(stop=["1"], max_completion_length=40, mask_truncated_completions=True,
+                           num_generations=8, generation_batch_size=8)  # fmt: skip
     output = generated(trainer)
     ended = torch.tensor([trainer.stop.ended(ids) for ids in trainer._completion_ids])
     kept = output["completion_mask"].sum(1) > 0
@@ -96,7 +90,7 @@ def test_completions_ended_by_a_stop_string_are_not_masked_as_truncated(make_tra
 
 def test_the_phases_of_a_step_add_up_to_it(make_trainer):
     def slow(completions, **_):
-        time.sleep(0.05)
+        time.sleep(0.02)
         return [float(len(text)) for text in completions]
 
     trainer = make_trainer(
@@ -109,29 +103,21 @@ def test_the_phases_of_a_step_add_up_to_it(make_trainer):
         assert sum(parts) == pytest.approx(row["time/step"])
         assert row["memory/peak_after_train"] > 0
     fresh, reused = rows[0::2], rows[1::2]  # two epochs over each rollout batch
-    assert all(0.05 <= row["time/reward"] < row["time/step"] for row in fresh)
+    assert all(0.02 <= row["time/reward"] < row["time/step"] for row in fresh)
     assert all(row["memory/peak_after_rollout"] > 0 for row in fresh)
     assert all(row["time/rollout"] == row["time/reward"] == 0 for row in reused)
     assert not any(key.startswith("time/") for key in trainer._metrics["eval"])
-
-
-def test_memory_is_not_followed_when_it_is_not_wanted(make_trainer):
-    trainer = make_trainer(log_memory=False, max_steps=1)
-    trainer.train()
-    assert not [key for key in trainer.state.log_history[0] if key.startswith("memory/")]
+    plain = make_trainer(log_memory=False, max_steps=1)
+    plain.train()
+    assert not [key for key in plain.state.log_history[0] if key.startswith("memory/")]
 
 
 def test_completions_of_special_tokens_alone_are_counted(make_trainer):
     trainer = make_trainer()
     trainer.model.train()
     special, said = trainer.processing_class.all_special_ids, [100, 101]
-    describe(
-        trainer._setting(),
-        trainer.stop,
-        trainer._tokenizer,
-        [[special[0]], special, [], [special[0], *said]],
-        None,
-    )
+    completions = [[special[0]], special, [], [special[0], *said]]
+    describe(trainer._setting(), trainer.stop, trainer._tokenizer, completions, None)
     assert trainer._metrics["train"]["completions/only_special"] == [0.75]
 
 

@@ -74,7 +74,8 @@ def write(folder, model, out, extra=""):
 EVALUATING = "eval_strategy: steps\neval_steps: 2\nper_device_eval_batch_size: 4\n"
 
 
-@pytest.mark.parametrize("extra", ["", EVALUATING])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("extra", [EVALUATING, ""], ids=["evaluating", "no test split"])
 def test_a_configuration_of_trl_grpo_trains_to_the_same_bits(folder, tiny_model, extra):
     """Without an evaluation the data need no test split; with one, it is TRL's own evaluation."""
     from trl.scripts import grpo
@@ -82,12 +83,9 @@ def test_a_configuration_of_trl_grpo_trains_to_the_same_bits(folder, tiny_model,
     if extra:
         four_rows = (folder / "data" / "train.jsonl").read_text().splitlines()[:4]
         (folder / "data" / "test.jsonl").write_text("\n".join(four_rows))
-    parsed = grpo.make_parser().parse_args_and_config(
-        ["--config", str(write(folder, tiny_model, "stock", extra))]
-    )
-    grpo.main(*parsed)
-    ours = str(write(folder, tiny_model, "ours", extra))
-    assert train.main([ours, *AS_PADDED]) == 0
+    written = ["--config", str(write(folder, tiny_model, "stock", extra))]
+    grpo.main(*grpo.make_parser().parse_args_and_config(written))
+    assert train.main([str(write(folder, tiny_model, "ours", extra)), *AS_PADDED]) == 0
     stock = load_file(folder / "stock" / "model.safetensors")
     ours = load_file(folder / "ours" / "checkpoint_last" / "model.safetensors")
     before = load_file(f"{tiny_model}/model.safetensors")

@@ -35,6 +35,7 @@ def train(arm: str, *words: str) -> Ended:
 
 
 @pytest.mark.slow
+@pytest.mark.sample(37)  # that all resolve is in `test_resolving`
 @pytest.mark.parametrize("arm", ARMS)
 def test_two_steps(arm, tmp_path):
     words = ["--profile", "miniature", "--grpo_steps", "2", "--eval_size", "16"]
@@ -44,9 +45,8 @@ def test_two_steps(arm, tmp_path):
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (run["status"], run["arm"]) == ("finished", arm)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
-    per_rollout = json.loads((tmp_path / "run" / "resolved_config.json").read_text())
+    settings = json.loads((tmp_path / "run" / "resolved_config.json").read_text())["settings"]
     steps = [row["step"] for row in rows if "grad_norm" in row]
-    settings = per_rollout["settings"]
     rollouts = settings["generation_batch_size"] * settings["num_iterations"]
     assert steps[-1] == 2 * rollouts // settings["optimizer_batch_size"]
     assert [row["grpo_step"] for row in rows if "eval_reward" in row] == [0, 2]

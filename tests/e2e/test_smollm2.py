@@ -44,11 +44,8 @@ def test_the_folder_holds_the_released_shape_and_answers():
     assert "Paris" in tokenizer.decode(answer[asked["input_ids"].shape[1] :])
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    ["words", pytest.param("no_baseline", marks=pytest.mark.long),
-     pytest.param("lora", marks=pytest.mark.long), pytest.param("dapo", marks=pytest.mark.long)],
-)  # fmt: skip
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("recipe", ["words", "no_baseline", "lora", "dapo"])
 def test_two_steps(recipe, tmp_path):
     ended = warm("train", recipe, *SMALL, "--output_dir", tmp_path / "run").wait()
     assert ended.code == 0, ended.printed

@@ -29,12 +29,8 @@ RECIPES = {
 STUDIES = {path.parent.name for path in SHIPPED.glob("studies/*/study.yaml")}
 PAGES = {
     str(page.relative_to(REPOSITORY)): page.read_text(encoding="utf-8")
-    for page in [
-        *REPOSITORY.glob("*.md"),
-        *(REPOSITORY / ".github").glob("*.md"),
-        *(REPOSITORY / "recipes").rglob("*.md"),
-        *(REPOSITORY / "trl_ablate").rglob("*.md"),
-    ]
+    for pattern in ("*.md", ".github/*.md", "recipes/**/*.md", "trl_ablate/**/*.md")
+    for page in REPOSITORY.glob(pattern)
 }
 README, RECIPES_PAGE = PAGES["README.md"], PAGES["recipes/REFERENCE.md"]
 SWITCHES = README + RECIPES_PAGE.partition("\n## More switches")[2]
@@ -104,16 +100,13 @@ def are_right(words: list[str]) -> bool:
     if "|" in words:  # a list of the commands
         return set(words) <= {*COMMANDS, "|"}
     command, *rest = words
-    if command in MODES and rest:
-        mode, *rest = rest
-        given, known = ([] if command == "bench" else rest[:1]), STUDIES
-        if mode not in MODES[command]:
-            return False
-    else:
-        given, known = (rest[:1] if command in ("train", "doctor") else []), {*RECIPES}
+    if command in MODES and rest and rest.pop(0) not in MODES[command]:
+        return False
+    known = {"study": STUDIES, "train": RECIPES, "doctor": RECIPES}.get(command)
     written = r"(my_task|my_world)/|--|[A-Z_]+$"  # by `new`; an option; a placeholder
     return command in COMMANDS and all(
-        re.match(written, word) or (REPOSITORY / word).exists() or word in known for word in given
+        re.match(written, word) or (REPOSITORY / word).exists() or word in known
+        for word in (rest[:1] if known else [])
     )
 
 
