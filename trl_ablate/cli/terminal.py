@@ -118,13 +118,15 @@ def show_end(directory: RunDirectory) -> None:
 
 
 def show_document(document: Document) -> None:
+    from trl_ablate.study.report.document import Grid, Items
+
     console.print(document.lead)
     for section in document.sections:
-        shown: list[Any] = [each for each in section.blocks if each.kind in ("items", "grid")]
+        shown = [each for each in section.blocks if isinstance(each, Items | Grid)]
         if shown:
             console.print(f"\n{section.title}", style="bold")
         for block in shown:
-            if block.kind == "items":
+            if isinstance(block, Items):
                 for item in block.items:
                     line(f"  {item}")
                 continue

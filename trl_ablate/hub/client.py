@@ -16,17 +16,20 @@ from huggingface_hub.errors import (
     HFValidationError,
     HTTPError,
     OfflineModeIsEnabled,
+    Response,
 )
+from huggingface_hub.utils import parse_ratelimit_headers
 from huggingface_hub.utils._http import default_client_factory
 
 from trl_ablate.errors import ConfigurationError, PublishError
 
 ATTEMPTS = 4
-FIRST_WAIT = 1.0
-"""Seconds before the second attempt, then doubled."""
+FIRST_WAIT, LONGEST_WAIT = 1.0, 120.0
+"""Seconds before the second attempt, then doubled; the longest wait that a server may ask for."""
 SILENCE = (60.0, 180.0, 60.0, 60.0)
 """Seconds to connect, without a byte to read, to write, and until a connection is free, after which
 a connection counts as dead; large commits take a minute."""
+
 PASSING = {408, 409, 412, 429, 500, 502, 503, 504}
 """Status codes of temporary failures; 409 and 412 mean that another process was committing."""
 
@@ -45,26 +48,22 @@ def require_token(token: str | None) -> str:
 
 
 def patiently(step: Callable[[], Result]) -> Result:
-    for attempt in range(ATTEMPTS - 1):
+    """Run a step, and retry it after temporary failures; waits as long as the server asks."""
+    for attempt in range(1, ATTEMPTS):
         try:
             return step()
         except (HTTPError, JSONDecodeError) as error:
-            if isinstance(error, HfHubHTTPError) and error.response.status_code not in PASSING:
+            wait = _wait_after(error, attempt)
+            if wait is None:
                 raise
-            time.sleep(FIRST_WAIT * 2**attempt)
+            time.sleep(wait)
     return step()
 
 
 @contextmanager
 def failures_in_words(repo_id: str) -> Iterator[None]:
     """Turn every failure of an upload into a `PublishError`; time out if the server is silent."""
-
-    def impatient():
-        client = default_client_factory()
-        client.timeout = SILENCE
-        return client
-
-    set_client_factory(impatient)
+    set_client_factory(_impatient_client)
     try:
         yield
     except OfflineModeIsEnabled as error:
@@ -85,13 +84,39 @@ def failures_in_words(repo_id: str) -> Iterator[None]:
         set_client_factory(default_client_factory)
 
 
+def _impatient_client():
+    client = default_client_factory()
+    client.timeout = SILENCE
+    return client
+
+
+def _wait_after(error: Exception, attempt: int) -> float | None:
+    """Seconds to wait before the next attempt; None if another attempt cannot help."""
+    usual = FIRST_WAIT * 2 ** (attempt - 1)
+    if not isinstance(error, HfHubHTTPError):
+        return usual
+    if error.response.status_code not in PASSING:
+        return None
+    asked = _asked_wait(error.response)
+    return usual if asked is None else asked if asked <= LONGEST_WAIT else None
+
+
+def _asked_wait(response: Response) -> float | None:
+    """The wait that the server asks for, in its rate limit headers or in `Retry-After`."""
+    limit = parse_ratelimit_headers(response.headers)
+    if limit is not None and limit.remaining == 0:
+        return limit.reset_in_seconds + 1.0
+    asked = response.headers.get("Retry-After", "")
+    return float(asked) if asked.isdigit() else None
+
+
 _BY_STATUS = {
     401: "the Hub does not accept the Hugging Face token; make one with write access at "
     "https://huggingface.co/settings/tokens, then run `hf auth login` or set HF_TOKEN",
     403: "the Hugging Face token may not write to {repo}; use one with write access to it, or give "
     "another --repo_id",
     404: "the Hub has no {repo}, or the token may not read it; check --repo_id",
-    429: "the Hub limits the rate of requests; try again in a few minutes",
+    429: "the Hub limits the rate of requests; try again {when}",
 }
 
 
@@ -104,10 +129,12 @@ def _sentence(error: Exception, repo_id: str) -> str:
             f"the connection to {constants.ENDPOINT} failed "
             f"({_line(error) or type(error).__name__}); check the network"
         )
-    absent = error.response.headers.get("X-Error-Code") == "RepoNotFound"
-    status = 404 if absent else error.response.status_code
+    status, asked = error.response.status_code, _asked_wait(error.response)
+    if error.response.headers.get("X-Error-Code") == "RepoNotFound":
+        status = 404
     if status in _BY_STATUS:
-        return _BY_STATUS[status].format(repo=repo_id)
+        when = "later" if asked is None else f"in {asked:.0f} seconds"
+        return _BY_STATUS[status].format(repo=repo_id, when=when)
     if status >= 500:
         return f"the Hub has an internal error (HTTP {status}); try again later"
     return f"the Hub refused {repo_id} (HTTP {status}): {_line(error.server_message or error)}"

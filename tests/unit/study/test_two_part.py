@@ -129,6 +129,7 @@ def test_a_design_that_cannot_decide_is_refused():
         decide(arm=GOOD, reference=GOOD)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", QUICK)
 def test_few_false_claims(name):
     """5 % of the studies, plus the error of this simulation."""
@@ -136,6 +137,7 @@ def test_few_false_claims(name):
 
 
 @pytest.mark.slow
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", TRUTHS)
 def test_few_false_claims_in_every_truth(name):
     assert false_studies(TRUTHS[name], 2000) <= 0.05 + 2.5 * math.sqrt(0.05 * 0.95 / 2000)
