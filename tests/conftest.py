@@ -16,7 +16,7 @@ from pathlib import Path  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
-settings.register_profile("no deadlines", deadline=None)  # a machine may be busy
+settings.register_profile("no deadlines", deadline=None, max_examples=50)  # a machine may be busy
 settings.load_profile("no deadlines")
 gc.disable()  # until all tests are imported: see `pytest_collection_finish`
 

@@ -98,7 +98,7 @@ def near(one, other) -> bool:
     return math.isclose(one, other, rel_tol=METRICS, abs_tol=NEARLY_ZERO)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("number", range(CONFIGURATIONS))
 def test_one_process(tiny_model, number):
     check(lambda *request: measure(tiny_model, *request), drawn(number))

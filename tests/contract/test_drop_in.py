@@ -167,7 +167,7 @@ TRAININGS = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", TRAININGS)
 def test_trainings(both, name):
     arguments, settings = TRAININGS[name]

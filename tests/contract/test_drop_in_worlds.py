@@ -138,6 +138,7 @@ ENVIRONMENTS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_environments(chat, calling, name):
     """Every completion is graded by an environment that was reset for its own row."""
@@ -247,6 +248,7 @@ def looking(seeing):
     }
 
 
+@pytest.mark.slow
 def test_images(both, seeing):
     """The model also gets them in evaluation: with black images it writes other text."""
     arguments = {**looking(seeing), "eval_dataset": pictured(5)}

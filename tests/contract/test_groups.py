@@ -36,6 +36,7 @@ def ones(completions, **kwargs):
 FILTERS = {"drop": {}, "resample": {}, "none": {"length_norm": "nonzero", "loss_type": "dapo"}}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("later", [1.0, None], ids=["equal", "ungraded"])
 @pytest.mark.parametrize("group_filter", FILTERS)
 def test_a_step_without_groups_is_skipped_and_counted(make_trainer, caplog, group_filter, later):

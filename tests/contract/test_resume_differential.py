@@ -218,7 +218,7 @@ NAMED = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", NAMED.values(), ids=NAMED)
 def test_where_stock_goes_on_differently(check, case):
     check(case)

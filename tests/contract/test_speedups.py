@@ -86,7 +86,7 @@ def calls(monkeypatch) -> dict[str, Mock]:
     return spies
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("speedup", "settings"), CASES,
     ids=lambda one: one if isinstance(one, str) else ",".join(map(str, one)) or "default",

@@ -21,7 +21,7 @@ class AtTheFirst(TrainerCallback):
             control.should_save = control.should_evaluate = True
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("settings", "every", "expected"),
     [

@@ -23,6 +23,8 @@ from tests.support.warm import SMALL, Ended, model_and_data, warm
 from trl_ablate.run.checkpoints import latest_whole_checkpoint, seal
 from trl_ablate.run.directory import RunDirectory
 
+pytestmark = pytest.mark.slow
+
 WORDS = [*SMALL, "--grpo_steps", "3", "--eval_strategy", "no", "--eval_on_start", "false",
          "--save_steps", "1", "--max_completion_length", "16"]  # fmt: skip
 TOKEN = "hf_" + "Zz9Yy8Xx7Ww6Vv5Uu4Tt3Ss2Rr1Qq0Pp9"
@@ -126,7 +128,7 @@ ENDINGS = [  # what happens, further words, exit code, status, how the reason be
 ]  # fmt: skip
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("sabotage", "words", "code", "status", "reason"), ENDINGS)
 def test_an_ending_is_in_the_exit_code_in_the_record_and_in_one_sentence(
     world, tmp_path, sabotage, words, code, status, reason
@@ -170,7 +172,6 @@ class Foreign:
         return os.mkdir, (str(self.folder),)
 
 
-@pytest.mark.slow
 def test_a_full_disk_leaves_a_checkpoint_to_resume_from_and_no_file_holds_the_token(
     world, tmp_path
 ):
@@ -208,7 +209,7 @@ def finished(world, tmp_path) -> RunDirectory:
     return RunDirectory(tmp_path / "run")
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -279,7 +280,6 @@ def test_a_reward_cannot_end_or_double_the_program(world, tmp_path, command, nam
         assert not any(alive(int(pid)) for pid in Path(f"{file}.pids").read_text().split())
 
 
-@pytest.mark.slow
 def test_a_resume_keeps_the_history_of_changed_settings(world, finished):
     longer = ["--resume", "--grpo_steps", "3"]
     assert start(world, finished.path, *longer, "--num_rollouts_saved", "3").code == 0
@@ -290,7 +290,6 @@ def test_a_resume_keeps_the_history_of_changed_settings(world, finished):
     assert max(row["step"] for row in finished.metrics()) == 3
 
 
-@pytest.mark.slow
 def test_an_output_folder_that_cannot_be_made(world, tmp_path):
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere" / "run")
     for name, said in (("dangling", "does not exist"), (os.fsdecode(b"caf\xe9"), "not a readable")):

@@ -30,6 +30,7 @@ report_to: none
 """
 
 
+@pytest.mark.slow
 def test_a_task_of_reasoning_gym_is_checked_and_trains(tmp_path, capsys):
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     assert check.main([str(tmp_path / "recipe.yaml")]) == 0

@@ -120,6 +120,7 @@ def test_a_build_leaves_the_callers_random_numbers_and_threads_alone(tmp_path, m
     assert torch.get_num_threads() == threads
 
 
+@pytest.mark.slow
 def test_a_build_says_what_it_does_and_where_it_will_be_kept(tmp_path):
     ended = start_build(tmp_path, steps=3).wait()
     folder, shown = Path(ended.stdout.strip()), ended.stderr

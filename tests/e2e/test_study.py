@@ -191,6 +191,7 @@ def test_a_real_study_from_plan_to_report(tmp_path):
     assert "0.00 GiB" in command("clean")
 
 
+@pytest.mark.slow
 def test_folders_carry_the_arm_and_folders_of_former_stores_are_used(tmp_path):
     """Formerly a folder was named by the id alone."""
     arms = {"b": {"top": 0.5}, "a": {"top": 0.8}, "a/x": {"top": 0.8}}

@@ -83,6 +83,7 @@ def run_there(here: Here, store: RunStore, arms: dict, **options) -> Outcome:
     return Runner(StudyRuns(make_plan(arms), store), here, **options).run()
 
 
+@pytest.mark.slow
 def test_started_left_and_fetched(tmp_path, here):
     store = RunStore(tmp_path / "runs")
     here.begin.clear()

@@ -68,6 +68,7 @@ def test_submitting_again_does_what_is_missing_and_nothing_twice(tmp_path, sbatc
     assert names == set(make_plan(ARMS).runs())
 
 
+@pytest.mark.slow
 def test_a_run_that_somebody_is_at_is_left_to_them(tmp_path, sbatch):
     store = RunStore(tmp_path)
     script, run = script_for(store), next(iter(make_plan(ARMS).runs()))

@@ -101,6 +101,7 @@ def test_a_run_writes_what_it_was_and_how_it_went(tmp_path):
     assert "eval reward, last" in done.stdout
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_so_and_leaves_no_process(tmp_path):
     output = tmp_path / "run"
     words = ["recipes/quickstart.yaml", *QUICK, "--grpo_steps", "1000", "--output_dir", output]

@@ -43,6 +43,7 @@ def test_trials_first_then_the_runs_that_follow_from_them(calm):
     assert len(again.done) == RUNS and set(starts(store.path).values()) == {1}
 
 
+@pytest.mark.slow
 def test_a_trial_that_always_fails_leaves_the_choice_to_the_others(tmp_path):
     plan = tuned_plan(TOPS, pause=0.0, fails={"ref--lr_2": 99})
     store = RunStore(tmp_path)

@@ -100,6 +100,7 @@ def test_a_failure_in_one_part_does_not_stop_the_rest(tmp_path, start):
     assert parts["sized"]["rows"] == [{"what": "cpu", "toy": True}]
 
 
+@pytest.mark.slow
 def test_a_part_that_hangs_is_killed_with_all_that_it_started(tmp_path, start):
     began = time.monotonic()
     parts = measured(tmp_path, start, "hangs", "good")
@@ -125,6 +126,7 @@ def test_a_microbatch_that_does_not_fit_keeps_the_smaller_ones(monkeypatch):
         assert rows[-1] == {"what": "microbatch of 16", "s/step": "out of memory"}
 
 
+@pytest.mark.slow
 def test_a_part_ends_with_what_it_started_if_the_command_is_killed(tmp_path, start):
     words = [sys.executable, "-c", START, "hangs", "cpu", "1", str(tmp_path / "result")]
     code = (
@@ -174,6 +176,7 @@ def test_a_continued_run_repeats_only_what_is_not_finished(tmp_path, start):
     assert Results.continued(tmp_path / "new.json", TOY).parts == {}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("sent", "ended"), [(signal.SIGINT, "stopped"), (signal.SIGTERM, "stopped by SIGTERM")]
 )

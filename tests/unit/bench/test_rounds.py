@@ -125,6 +125,7 @@ def test_a_process_that_sees_several_gpus_is_not_measured(monkeypatch):
         trainer_of(False, {})
 
 
+@pytest.mark.slow
 def test_grading_has_a_spread_without_its_warm_up():
     _, rows, facts = reward_time.bench(Grading(count=8, rounds=2, workers=1))
     assert [row["what"] for row in rows] == ["math-verify, one process", "trl_ablate, 1 workers"]

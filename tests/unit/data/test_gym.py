@@ -155,6 +155,7 @@ def test_harmless_answers_score_as_before(name, answer, worth):
     assert score([], texts, [], found["gym"], found["gym_index"]) == [worth] * 3
 
 
+@pytest.mark.slow
 def test_scorers_run_in_workers_that_are_killed():
     """The task decides what a formula is worth, and that may take for ever."""
     (spec,) = TaskArguments(**SETTINGS | {"dataset": "reasoning_gym/puzzle24"}).own_rewards

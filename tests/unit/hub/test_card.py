@@ -117,6 +117,7 @@ def test_without_evaluation_and_licence_the_card_says_so(finished):
 HUB_BASE = "Qwen/Qwen2.5-Math-1.5B"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("base", "published", "code"),
     [

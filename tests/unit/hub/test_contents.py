@@ -3,6 +3,7 @@
 import json
 import shlex
 import shutil
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,9 @@ NOTES = ("notes.txt", "wandb-key.json", "tokens.model", "extra.jinja", "other.sa
          "step_x.jsonl")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NOTES)
-def test_a_persons_file_beside_a_model_stays(directory, name):
+def test_a_persons_file_beside_a_model_stays(directory):
     usual = files_of(directory)
-    for folder in ("checkpoint_best", "checkpoint_last", "rollouts", "."):
+    for folder, name in product(("checkpoint_best", "checkpoint_last", "rollouts", "."), NOTES):
         (directory.path / folder / name).write_text("a file of this machine")
     assert files_of(directory) == usual
 

@@ -103,7 +103,7 @@ def check_case(number: int, folder: Path) -> bool:
     return True
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("start", range(0, CASES, PER_TEST))
 def test_a_damaged_recipe_resolves_or_ends_in_one_sentence(start, tmp_path, monkeypatch):
     """Reading it creates no file."""

@@ -258,6 +258,7 @@ def test_workers_grade_like_the_function_itself(file):
     assert worked.__name__ == "lengths"
 
 
+@pytest.mark.slow
 def test_a_hanging_row_is_killed_and_the_others_are_graded(file):
     (function,) = chosen(f"{file}:hangs", workers=2, timeout=5.0).functions
     rewards, metrics, _ = logged_call(function, ["abc", "hang", "none", "raises", "exits", "ab"])

@@ -67,6 +67,7 @@ def test_killed_at_each_point_one_of_them_is_whole(folder, steps):
     assert killed == (steps < 4), "the swap has another number of steps than is tried here"
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("first", range(5))
 @pytest.mark.parametrize("second", range(6))
 def test_killed_again_in_the_next_swap_one_of_them_is_whole(folder, first, second):

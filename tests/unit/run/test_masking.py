@@ -118,6 +118,7 @@ PIECES = ["x ", "sk-", "hf_", MIX, "aws ", "a:b@", "://a:", "eyJ-", "eyJa.", "wa
           "-----BEGIN PRIVATE KEY-----", "bearer a"]  # fmt: skip
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("piece", PIECES)
 def test_masking_takes_time_in_proportion_to_the_text(piece):
     """Rollouts, and a diff of up to 100,000 characters, are masked while a training waits."""

@@ -76,7 +76,7 @@ def test_a_record_of_another_shape_is_one_sentence_or_a_run_to_do(study, tmp_pat
         assert store.state(run.id).status in ("to do", "interrupted")
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("wrong", [*ENTRIES, *ROLLOUTS], ids=str)
 def test_entries_and_rollouts_of_another_shape_cost_no_report(study, tmp_path, wrong):
     _, plan, store = study

@@ -346,6 +346,7 @@ def test_planted_reports_have_the_shape_of_real_ones(tmp_path):
     assert draw_answers(found[0].arms) is not None
 
 
+@pytest.mark.slow
 def test_real_factorial_and_tuned_reports_are_read(tmp_path):
     factors = {"scale": ["group", "none"], "norm": ["mean", "constant"]}
     plans = {

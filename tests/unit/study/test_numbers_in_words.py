@@ -34,6 +34,7 @@ def last_third(curve: np.ndarray) -> float:
     return integrate.trapezoid(values, steps) / (steps[-1] - steps[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("written", "study", "arm", "against", "end"),
     [

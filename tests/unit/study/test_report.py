@@ -264,6 +264,7 @@ def test_the_page_needs_nothing_else(whole):
     assert sum(path.stat().st_size for path in out.iterdir()) < 500_000
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("judge", "looks"), [("paired", ()), ("paired", (3, 8)), ("two_part", (4, 8))]
 )

@@ -46,6 +46,7 @@ def test_p_values_of_a_page_are_those_of_the_tests():
     assert judge({"a": Pairs(values[:5])}, margin)["a"].p_values[1] == 1.0
 
 
+@pytest.mark.slow
 def test_p_values_over_looks_say_what_the_verdict_says():
     rng, looks = np.random.default_rng(0), (3, 5, 8, 12)
     least = error_over_looks(looks, 2 * nominal_level(looks, 0.05)) / 2

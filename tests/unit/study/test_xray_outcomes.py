@@ -63,6 +63,7 @@ def test_an_outcome_is_against_the_arm_that_the_gradient_is_compared_with(files)
     assert pairs["turned"].difference == pytest.approx(0.92 - 0.85)
 
 
+@pytest.mark.slow
 def test_the_command(files, tmp_path, capsys):
     word = f"{files[0]}={files[1]}"
     assert main(["xray", "--outcomes", word, "--output", str(tmp_path / "out")]) == 0

@@ -64,6 +64,7 @@ def test_a_checkpoint_that_does_not_do(tiny_model, tmp_path):
         assert why in refused(small_xray(tiny_model), ARMS, [checkpoint], 1)
 
 
+@pytest.mark.slow
 def test_a_missing_optimizer_state_is_noted_and_others_are_used(tiny_model, tmp_path):
     checkpoint = tmp_path / "checkpoint-3"
     save_tiny_qwen2(checkpoint, max_position_embeddings=256)
@@ -113,6 +114,7 @@ def test_rollouts_of_another_template(tiny_model, tmp_path):
     assert "answer other prompts" in refused(settings, ARMS, (), 1, rollouts=rollouts)
 
 
+@pytest.mark.slow
 def test_what_was_stored_is_of_the_same_rewards(tiny_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings, shown = small_xray(tiny_model), []
