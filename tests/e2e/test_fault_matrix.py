@@ -1,7 +1,7 @@
 """Every command × every fault: an exit code, at most one sentence, and no other file changed.
 
 A case copies a small world (a model, data, a finished and an interrupted run, a study), breaks one
-thing in it, and starts one command. The slow tests try one case in `TRL_ABLATE_MATRIX` (8) of all,
+thing in it, and starts one command. The slow tests try one case in `TRL_ABLATE_MATRIX` (14) of all,
 and with 1 every case.
 """
 
@@ -278,7 +278,7 @@ def started_twice(case: Case) -> None:
 
 
 ON_A_DISK = (in_a_read_only_folder, on_a_full_disk)
-EVERY = int(os.environ.get("TRL_ABLATE_MATRIX", "8"))
+EVERY = int(os.environ.get("TRL_ABLATE_MATRIX", "14"))
 
 
 def chosen() -> list[Any]:

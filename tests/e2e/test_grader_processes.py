@@ -111,6 +111,7 @@ def test_a_forked_child_uses_workers_of_its_own():
     assert set(grader.pids) == parents
 
 
+@pytest.mark.slow
 def test_processes_start_with_the_first_answers_that_need_algebra():
     """A training that needs none has none; a few answers need no more processes than answers."""
     with MathGrader(workers=3) as grader:
@@ -155,17 +156,11 @@ if "wait" in sys.argv:
 """
 
 
-QUICK = {("SIGKILL", True)}
-"""An end that Python does not see, while a worker hangs."""
-
-
-@pytest.mark.sample(2)
+@pytest.mark.slow
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("end", "busy"),
-    [
-        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
-        for case in product(("exit", "raise", "SIGTERM", "SIGKILL", "SIGINT"), (False, True))
-    ],
+    [*product(("exit", "raise", "SIGTERM", "SIGINT", "SIGKILL"), (False, True))],
 )
 def test_nothing_is_left_behind(tmp_path, end, busy):
     script = tmp_path / "user_script.py"

@@ -108,6 +108,7 @@ def test_two_builds_make_the_same_bits(tmp_path, monkeypatch, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_a_build_leaves_the_callers_random_numbers_and_threads_alone(tmp_path, monkeypatch):
     import torch
 

@@ -47,6 +47,7 @@ def click(browser: Browser, table: int, column: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_page_in_a_browser(browser, page):
     browser.open(page.as_uri())
     widths = browser.evaluate("[...document.images].map(i => i.complete && i.naturalWidth)")

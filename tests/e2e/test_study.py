@@ -65,6 +65,7 @@ def test_failures_are_retried_recorded_and_do_not_stop_the_others(store, start):
     assert sorted(starts(store.path).values()) == [1] * 3 + [2] * 12
 
 
+@pytest.mark.slow
 def test_a_run_that_is_refused_is_not_tried_again(store):
     outcome = run_here(store, {"a": {"top": 0.8}, "b": {"refused": 99}}, retries=3)
     assert len(outcome.done) == len(outcome.failed) == 3 and not outcome.left

@@ -34,6 +34,7 @@ def calm(tmp_path_factory) -> tuple[Plan, RunStore]:
     return plan, store
 
 
+@pytest.mark.slow
 def test_trials_first_then_the_runs_that_follow_from_them(calm):
     plan, store = calm
     assert chosen(plan, store) == CHOSEN

@@ -70,6 +70,7 @@ def test_a_new_task_resolves(run, installed):
     assert "reward_funcs" in printed  # its recipe extends a shipped one
 
 
+@pytest.mark.slow
 def test_the_console_command_lists_what_is_shipped(run, installed):
     printed = run("recipes", program=[str(installed / "bin" / "trl-ablate")])
     for path in (REPOSITORY / "recipes").glob("*.yaml"):

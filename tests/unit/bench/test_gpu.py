@@ -154,6 +154,7 @@ def running_in_group_of(process: Any, seconds: float = 10) -> list[psutil.Proces
     return psutil.wait_procs(found, timeout=seconds)[1]
 
 
+@pytest.mark.slow
 def test_the_budget_limits_a_part_and_the_number_of_parts(tmp_path, start, monkeypatch):
     monkeypatch.setattr(gpu, "LEAST", 3.0)
     monkeypatch.setitem(LIMITS, "hangs", Part("planted", "hangs", 60.0))

@@ -10,6 +10,7 @@ from trl_ablate.cli.doctor import main
 from trl_ablate.training import machine
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

@@ -36,6 +36,7 @@ def test_a_point_is_the_mean_of_six_steps_by_the_number_of_answers():
     assert styles_of(ROWS) == ["direct", "terse"]  # the shortest first
 
 
+@pytest.mark.slow
 def test_the_same_rows_give_the_same_picture_and_other_rows_another():
     first = draw_mechanism({"one": ROWS, "two": ROWS})
     assert first == draw_mechanism({"one": ROWS, "two": ROWS})

@@ -168,7 +168,7 @@ BROKEN = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_plan_refuses_what_its_runs_would_refuse(write, tmp_path, case):
     settings, content, said = BROKEN[case]

@@ -77,6 +77,7 @@ def test_both_answers_have_the_margin(tmp_path):
     assert "the verdict depends on" not in text
 
 
+@pytest.mark.slow
 def test_of_trials_the_evaluations_are_kept_and_the_report_is_the_same(done, tmp_path):
     (plan, store), file = done, tmp_path / "runs.parquet"
     keep(StudyRuns(plan, store), file)

@@ -25,7 +25,6 @@ from trl_ablate.study.two_part import (
 )
 from trl_ablate.study.verdict import Verdict
 
-QUICK = ("5 % fail, half at the margin", "arms with three times the sd", "threshold amid the runs")
 GOOD = [0.80, 0.81, 0.79, 0.82, 0.78, 0.80, 0.81, 0.79]
 """Eight runs of one arm."""
 
@@ -129,16 +128,10 @@ def test_a_design_that_cannot_decide_is_refused():
         decide(arm=GOOD, reference=GOOD)
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("name", QUICK)
-def test_few_false_claims(name):
-    """5 % of the studies, plus the error of this simulation."""
-    assert false_studies(TRUTHS[name], 200) <= 0.05 + 2.5 * math.sqrt(0.05 * 0.95 / 200)
-
-
 @pytest.mark.slow
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", TRUTHS)
-def test_few_false_claims_in_every_truth(name):
-    assert false_studies(TRUTHS[name], 2000) <= 0.05 + 2.5 * math.sqrt(0.05 * 0.95 / 2000)
-    assert false_discoveries(TRUTHS[name], 500) <= 0.05 + 0.01
+def test_few_false_claims(name):
+    """5 % of the studies, plus the error of this simulation; planted_truths.py takes thousands."""
+    assert false_studies(TRUTHS[name], 800) <= 0.05 + 2.5 * math.sqrt(0.05 * 0.95 / 800)
+    assert false_discoveries(TRUTHS[name], 200) <= 0.05 + 0.01

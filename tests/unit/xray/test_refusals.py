@@ -101,6 +101,7 @@ def write_moments(model, checkpoint):
     torch.save(optimizer.state_dict(), checkpoint / "optimizer.pt")
 
 
+@pytest.mark.slow
 def test_rollouts_of_another_template(tiny_model, tmp_path):
     settings = small_xray(tiny_model)
     xray(ARMS, (), 1, overrides=settings, output=tmp_path)
