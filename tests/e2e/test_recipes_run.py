@@ -35,7 +35,7 @@ def train(arm: str, *words: str) -> Ended:
 
 
 @pytest.mark.slow
-@pytest.mark.sample(37)  # that all resolve is in `test_resolving`
+@pytest.mark.sample(28)  # that all resolve is in `test_resolving`
 @pytest.mark.parametrize("arm", ARMS)
 def test_two_steps(arm, tmp_path):
     words = ["--profile", "miniature", "--grpo_steps", "2", "--eval_size", "16"]

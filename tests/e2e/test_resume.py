@@ -322,7 +322,7 @@ def case(request, tmp_path, tmp_path_factory) -> Iterator[Case]:
 
 
 @pytest.mark.slow
-@pytest.mark.sample(9)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("fault", "case"), CASES, indirect=["case"])
 def test_a_fault_is_told_or_harmless_and_costs_no_finished_step(case, whole, fault):
     disturb, allowed = FAULTS[fault]

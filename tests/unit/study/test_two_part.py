@@ -129,7 +129,7 @@ def test_a_design_that_cannot_decide_is_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", TRUTHS)
 def test_few_false_claims(name):
     """5 % of the studies, plus the error of this simulation; planted_truths.py takes thousands."""
