@@ -52,10 +52,10 @@ class Sampler:
             self._kept_at = step
         kept = self._kept[0] if self._staleness else {}
         own = {name: one.data for name, one in parameters.items()}
-        for name, one in parameters.items():
-            value = kept[name].to(one.device) if name in kept else one.data
-            one.data = rounded(value, self._dtype) if self._dtype else value
         try:
+            for name, one in parameters.items():
+                value = kept[name].to(one.device) if name in kept else one.data
+                one.data = rounded(value, self._dtype) if self._dtype else value
             yield
         finally:
             for name, one in parameters.items():

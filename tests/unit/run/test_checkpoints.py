@@ -16,7 +16,7 @@ from trl_ablate.run.checkpoints import (
     seal,
 )
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.run.json_files import write_json, write_jsonl
+from trl_ablate.run.json_files import read_jsonl, write_json, write_jsonl
 from trl_ablate.training import callbacks
 
 FILES = ("model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json")
@@ -117,8 +117,10 @@ def test_a_row_that_the_stop_itself_has_logged_is_forgotten(resumable):
     """Where every epoch's end is logged, a stop within one logs a row behind the checkpoint."""
     run, checkpoint = resumable
     write_jsonl(run.metrics_file, [*REWARDS, {"step": 4, "loss": 1.0}, {"step": 5, "loss": 1.0}])
+    write_jsonl(run.alerts_file, [{"step": 4, "rule": "length"}, {"step": 5, "rule": "reward"}])
     rewind(run, checkpoint)
     assert list(run.metrics()) == REWARDS
+    assert [row["step"] for row in read_jsonl(run.alerts_file)] == [4]
     check_record(run, checkpoint, "r")
     rewind(run, None)
     assert list(run.metrics()) == []
