@@ -295,6 +295,20 @@ def test_the_overlong_penalty_makes_advantages_and_no_variance(make_trainer):
     assert "rollouts/overlong_penalty" not in trainer._metrics["eval"]
 
 
+def test_the_penalties_of_length_and_kl_are_both_subtracted(make_trainer):
+    found, settings = [], {"beta": BETA, "kl_in": "reward", "overlong_share": 1.0}
+    for penalty in (0.0, 0.5):
+        trainer = make_trainer(reward=outcome, generation_batch_size=8, stop=["1", "2"],
+                               scale_rewards="none", overlong_penalty=penalty,
+                               **settings)  # fmt: skip
+        away_from_reference(trainer.model)
+        torch.manual_seed(0)
+        found.append(generated(trainer)["advantages"])
+    penalty_PG = 0.5 * torch.tensor(trainer.described.lengths).view(2, 4) / 12
+    expected_PG = penalty_PG.mean(1, keepdim=True) - penalty_PG
+    torch.testing.assert_close(found[1] - found[0], expected_PG.flatten(), atol=1e-5, rtol=0)
+
+
 def divided(trainer, batch, rows, keys):
     """The microbatches with these rows, of a step that drops the second of two groups of two."""
     amid_a_step(trainer, 2)
