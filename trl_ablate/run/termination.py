@@ -15,8 +15,12 @@ import ctypes
 import os
 import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 LAUNCHERS = ("accelerate", "accelerate-launch", "torchrun", "deepspeed")
 LAUNCHER_MODULES = (
@@ -48,6 +52,32 @@ class Termination:
         first, self.came = not self.came, True
         if first and not self.noted_only:  # a second one would disturb the shutdown
             raise Terminated
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Ctrl-C and SIGTERM act at the end of the block; a second one acts at once."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread():
+        numbers = ()  # signals reach only the main thread
+    usual = {number: signal.getsignal(number) for number in numbers}
+    usual = {number: handler for number, handler in usual.items() if callable(handler)}
+    came: list[int] = []
+
+    def answer(number: int, frame: Any) -> None:
+        came.append(number)
+        if len(came) > 1:
+            usual[number](number, frame)
+
+    for number in usual:
+        signal.signal(number, answer)
+    try:
+        yield
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])
 
 
 def end_with_launcher() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trl_ablate.errors import REFUSED, ConfigurationError
 from trl_ablate.run.checkpoints import latest_whole_checkpoint
-from trl_ablate.run.termination import Terminated
+from trl_ablate.run.termination import Terminated, held_back
 from trl_ablate.study.engines import Engine, Job, Process
 from trl_ablate.study.planned import PlannedRun, in_order
 from trl_ablate.study.runs import StudyRuns, next_runs
@@ -160,8 +160,10 @@ class Runner:
             file.write(f"--- attempt {attempt}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
         directory = self._store.directory(run.id, run.folder)
         words = [*run.words, self._taking_up(run.id)]
-        process = self._engine.start(Job(words, directory.path, log, lock.descriptor, away), slot)
-        self._active.append(Active(run, process, lock, attempt, slot))
+        job = Job(words, directory.path, log, lock.descriptor, away)
+        with held_back():  # else Ctrl-C could leave a run behind that nobody knows
+            process = self._engine.start(job, slot)
+            self._active.append(Active(run, process, lock, attempt, slot))
         self._say(f"started {describe(run)}" + f", attempt {attempt}" * (attempt > 1))
 
     def _check_place(self, run: PlannedRun, away: Path) -> None:

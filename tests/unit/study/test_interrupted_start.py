@@ -1,0 +1,58 @@
+"""Ctrl-C while a run is started: it ends with the others, and none is left behind."""
+
+import os
+import signal
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.synthetic_study import make_plan
+from trl_ablate.run.termination import Terminated, Termination
+from trl_ablate.study.runner import Runner
+from trl_ablate.study.runs import StudyRuns
+from trl_ablate.study.store import RunStore
+
+
+@pytest.fixture(autouse=True)
+def usual_handlers():
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    usual = {number: signal.getsignal(number) for number in numbers}
+    Termination().listen()
+    yield
+    for number, handler in usual.items():
+        signal.signal(number, handler)
+
+
+def started_while(tmp_path, *numbers: int) -> list[str]:
+    """What a runner does with its run if these signals come while the run is started."""
+    done: list[str] = []
+    process = SimpleNamespace(
+        poll=lambda: None,
+        **{name: partial(done.append, name) for name in ("ask_to_save", "ask_to_end", "end")},
+    )
+
+    def start(job, slot):
+        for number in numbers:
+            os.kill(os.getpid(), number)
+        done.append("started")
+        return process
+
+    engine: Any = SimpleNamespace(start=start, slots=1, in_place=True)
+    plan = make_plan({"a": {"top": 0.8}}, seeds=[0])
+    with pytest.raises(KeyboardInterrupt) as raised:
+        Runner(StudyRuns(plan, RunStore(tmp_path)), engine).run()
+    assert (raised.type is Terminated) == (numbers[-1] == signal.SIGTERM)
+    return done
+
+
+@pytest.mark.parametrize(
+    ("number", "asked"), [(signal.SIGINT, "ask_to_end"), (signal.SIGTERM, "ask_to_save")]
+)
+def test_the_run_is_known_before_the_signal_acts(tmp_path, number, asked):
+    assert started_while(tmp_path, number) == ["started", asked, "end"]
+
+
+def test_a_second_signal_acts_at_once(tmp_path):
+    assert started_while(tmp_path, signal.SIGTERM, signal.SIGINT) == []
