@@ -32,7 +32,8 @@ SMALL = {
 }  # fmt: skip
 WIDE_HEADS = "gemma gemma2 gemma3_text glm glm4 gpt_oss helium hunyuan_v1_dense hunyuan_v1_moe"
 SPECIAL = {
-    **{name: {"head_dim": 8} for name in [*WIDE_HEADS.split(), "llama4_text", "ministral"]},
+    **{name: {"head_dim": 8} for name in [*WIDE_HEADS.split(), "ministral"]},
+    "llama4_text": {"head_dim": 8, "attention_chunk_size": 4},
     "bamba": {"attn_layer_indices": [1]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
 }
@@ -54,19 +55,25 @@ def small_model(model_type: str):
     return model
 
 
-def rows(prompts: tuple[int, ...], completions: tuple[int, ...]):
-    """Tokens and mask of rows of these lengths, with padding on both sides."""
-    width, prompt = max(completions), max(prompts)
+PROMPTS, COMPLETIONS = (7, 3, 7, 7, 3, 1), (5, 4, 9, 0, 8, 6)
+"""Rows of three prompts, not in order; one has a single token, one row no response."""
+
+
+def rows_of_three_prompts() -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Tokens and mask, with padding on both sides, and the width of the completions."""
+    prompt, width = max(PROMPTS), max(COMPLETIONS)
     generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(3, 119, (len(prompts), prompt + width), generator=generator)
+    ids = torch.randint(3, 119, (len(PROMPTS), prompt + width), generator=generator)
+    for row, length in enumerate(PROMPTS):
+        ids[row, :prompt] = ids[PROMPTS.index(length), :prompt]
     columns = torch.arange(prompt + width)
-    starts = prompt - torch.tensor(prompts)[:, None]
-    mask = (columns >= starts) & (columns < prompt + torch.tensor(completions)[:, None])
-    return ids, mask.long()
+    starts, ends = (torch.tensor(one)[:, None] for one in (PROMPTS, COMPLETIONS))
+    mask = (columns >= prompt - starts) & (columns < prompt + ends)
+    return ids * mask, mask.long(), width
 
 
 def forward_of(model):
-    """The model's log-probabilities, as `forward_trimmed` and `forward_packed` ask for them."""
+    """The model's log-probabilities, as `Passes` ask for them."""
 
     def forward(ids_NL, mask_NL, completion, labelled_NL=None, **instead):
         given = {"attention_mask": mask_NL, "use_cache": False, **instead}
@@ -77,57 +84,39 @@ def forward_of(model):
     return forward
 
 
-def one_by_one(forward, ids, mask, completions: tuple[int, ...]):
+def one_by_one(forward, ids, mask, width: int):
     """Log-probabilities of the completions, of each row alone."""
-    width, found = max(completions), []
-    for row, count in enumerate(completions):
+    found = []
+    for row, count in enumerate(COMPLETIONS):
         alone = ids[row][mask[row].bool()][None]
         logps = forward(alone, torch.ones_like(alone), max(count, 1))[0][0][:count]
         found.append(torch.nn.functional.pad(logps, (0, width - count)))
     return torch.stack(found)
 
 
+@torch.no_grad()
 def of_moving(model) -> float:
     """The largest change of a log-probability when rows of unequal length are moved to the left."""
-    prompts, completions = (6, 3, 2), (4, 7, 2)
-    width, prompt = max(completions), max(prompts)
-    (ids, mask), forward = rows(prompts, completions), forward_of(model)
-    with torch.no_grad():
-        padded = forward(ids, mask, width)[0] * mask[:, prompt:]
-        moved = forward_trimmed(forward, ids, mask, width)[0]
-    return (moved - padded).abs().max().item()
+    rows, forward = rows_of_three_prompts(), forward_of(model)
+    padded = forward(*rows)[0] * rows[1][:, -rows[2] :]
+    return (forward_trimmed(forward, *rows)[0] - padded).abs().max().item()
 
 
+@torch.no_grad()
 def of_packing(model) -> float:
-    """Between rows one by one and rows packed two by two; one row has no response."""
-    prompts, completions = (6, 3, 2, 4), (4, 7, 0, 2)
-    (ids, mask), forward = rows(prompts, completions), forward_of(model)
-    with torch.no_grad():
-        packed, _ = Passes(packs=True)(forward, ids, mask, max(completions), rows_at_once=2)
-        return (packed - one_by_one(forward, ids, mask, completions)).abs().max().item()
-
-
-SHARED_PROMPTS, SHARED_COMPLETIONS = (7, 3, 7, 7, 3, 1), (5, 4, 9, 0, 8, 6)
-"""Rows of three prompts, not in order; one has a single token, one row no response."""
-
-
-def rows_of_three_prompts() -> tuple[torch.Tensor, torch.Tensor, int]:
-    ids, mask = rows(SHARED_PROMPTS, SHARED_COMPLETIONS)
-    width, same = max(SHARED_PROMPTS), dict(zip(SHARED_PROMPTS, ids, strict=True))
-    for row, length in enumerate(SHARED_PROMPTS):
-        ids[row, width - length : width] = same[length][width - length : width].clone()
-    return ids * mask, mask, max(SHARED_COMPLETIONS)
+    """Between rows one by one and rows packed two by two."""
+    rows, forward = rows_of_three_prompts(), forward_of(model)
+    packed, _ = Passes(packs=True)(forward, *rows, rows_at_once=2)
+    return (packed - one_by_one(forward, *rows)).abs().max().item()
 
 
 def of_sharing(model) -> float:
     """Or the largest relative change of the gradient, between rows one by one and rows that share
     their prompts, in blocks of similar length."""
-    (ids, mask, width), forward = rows_of_three_prompts(), forward_of(model)
-    weights = torch.randn(len(ids), width, generator=torch.Generator().manual_seed(2))
-    shared, _ = forward_shared(
-        forward, ids, mask, width, lambda lengths: groups_by_length(lengths, None, 6)
-    )
-    alone = one_by_one(forward, ids, mask, SHARED_COMPLETIONS)
+    rows, forward = rows_of_three_prompts(), forward_of(model)
+    shared, _ = forward_shared(forward, *rows, lambda one: groups_by_length(one, None, 6))
+    alone = one_by_one(forward, *rows)
+    weights = torch.randn(alone.shape, generator=torch.Generator().manual_seed(2))
     found, wanted = (gradient(model, (one * weights).sum()) for one in (shared, alone))
     of_gradient = (found - wanted).norm() / wanted.norm()
     return max((shared - alone).abs().max().item(), of_gradient.item())
@@ -139,55 +128,36 @@ def gradient(model, loss: torch.Tensor) -> torch.Tensor:
     return torch.cat([one.flatten() for one in each if one is not None])
 
 
-FEW = ["gemma3_text", "llama", "opt", "phi3", "qwen2", "qwen3"]
 OTHER_ATTENTION = ("codegen", "gpt_neox_japanese", "gptj", "hy_v4")
+"""No mask reaches it; some of them have `sdpa` from transformers 5.24 on."""
+FEW = ("gemma3_text", "llama", "opt", "phi3", "qwen2", "qwen3", *OTHER_ATTENTION)
+LISTED = [*FEW, *(pytest.param(one, marks=pytest.mark.slow) for one in sorted(RELATIVE - {*FEW}))]
 
 
-def test_the_lists_of_architectures():
-    assert PACKABLE < RELATIVE and {*FEW} <= RELATIVE
-    assert not {"gpt2", "xglm", "biogpt"} & RELATIVE
-    assert not {"mamba", "opt", "bloom"} & PACKABLE
-
-
-@pytest.mark.parametrize("model_type", FEW)
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("model_type", LISTED)
 def test_what_is_done_to_rows_is_exact(model_type):
     model = small_model(model_type)
     assert of_moving(model) < TOLERANCE
     if model_type in PACKABLE:
         assert of_packing(model) < TOLERANCE
-    if model_type in PACKABLE - NOT_SHAREABLE - set(OTHER_ATTENTION):
-        assert may_share(model) and of_sharing(model) < 5 * TOLERANCE
-
-
-@pytest.mark.slow
-@pytest.mark.sample(12)
-@pytest.mark.parametrize("model_type", sorted(RELATIVE - set(FEW)))
-def test_it_is_exact_for_every_architecture_that_is_listed(model_type):
-    test_what_is_done_to_rows_is_exact(model_type)
+    if model_type in PACKABLE - NOT_SHAREABLE:
+        assert may_share(model) or model_type in OTHER_ATTENTION
+        assert not may_share(model) or of_sharing(model) < 5 * TOLERANCE
 
 
 @pytest.mark.parametrize(
-    ("change", "model_type"),
+    ("change", "model_type", "listed"),
     [
-        *((of_moving, name) for name in ("gpt2", "xglm", "biogpt")),  # they count columns
-        *((of_packing, name) for name in ("mamba", "opt", "bloom")),  # rows would see each other
-        *((of_sharing, name) for name in sorted(NOT_SHAREABLE - {"llama4_text"})),
+        *((of_moving, name, RELATIVE) for name in ("gpt2", "xglm", "biogpt")),  # count columns
+        *((of_packing, name, PACKABLE) for name in ("mamba", "opt", "bloom", "llama4_text")),
+        *((of_sharing, name, ()) for name in sorted(NOT_SHAREABLE)),
     ],
 )
-def test_other_models_would_be_wrong(change, model_type):
-    assert change(small_model(model_type)) > 0.1
-
-
-@pytest.mark.parametrize("model_type", ["mamba", *sorted(NOT_SHAREABLE)])
-def test_other_models_share_no_prompts(model_type):
-    assert not may_share(small_model(model_type))
-
-
-@pytest.mark.parametrize("model_type", OTHER_ATTENTION)
-def test_attention_that_no_mask_reaches_shares_no_prompts(model_type):
-    """Some of them have `sdpa` from transformers 5.24 on."""
+def test_other_models_would_be_wrong(change, model_type, listed):
     model = small_model(model_type)
-    assert not may_share(model) or of_sharing(model) < 5 * TOLERANCE
+    assert model_type not in listed and not may_share(model)
+    assert change(model) > 0.1
 
 
 def saved(model, tokenizer_of, folder):
@@ -202,13 +172,3 @@ def saved(model, tokenizer_of, folder):
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
-
-
-def test_it_is_said_that_microbatches_stay_padded(make_trainer, tiny_model, tmp_path, caplog):
-    gpt2 = saved(small_model("gpt2"), tiny_model, tmp_path / "model")
-    make_trainer(model=gpt2)
-    assert "'gpt2': microbatches keep TRL's padding: this model type was not" in caplog.text
-    caplog.clear()
-    make_trainer(model=gpt2, trim_microbatches=False)
-    make_trainer()
-    assert "keep TRL's padding" not in caplog.text

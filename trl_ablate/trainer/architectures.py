@@ -4,7 +4,8 @@ Moving a row removes the padding before its prompt. If a model uses rotary posit
 positions with the attention mask, each token keeps its log-probability. If it counts columns, as
 GPT-2 does, the log-probabilities change. So they do with an adapter that puts learned tokens before
 the row, as the padding changes their distance to the prompt. Packed rows stand behind one another:
-a model with a state that runs along the row (Mamba, convolutions) would carry it into the next one.
+a model with a state that runs along the row (Mamba, convolutions) would carry it into the next one,
+and one that attends within chunks (Llama 4) would count them from the first row.
 
 All architectures listed here were tested (`tests/contract/test_architectures.py`); all others keep
 TRL's padding.
@@ -24,13 +25,13 @@ apertus arcee aria_text bitnet codegen cohere cohere2 cwm deepseek_v2 deepseek_v
 ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo fuyu gemma gemma2 gemma3_text gemma4_text glm
 glm4 glm4_moe glm4_moe_lite gpt_neox gpt_neox_japanese gptj granite granitemoe granitemoeshared
 helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 hyperclovax jais2 jetmoe llama
-llama4_text mellum minicpm3 minimax_m2 minimax_m3_vl_text ministral ministral3 mistral mixtral
+mellum minicpm3 minimax_m2 minimax_m3_vl_text ministral ministral3 mistral mixtral
 modernbert-decoder nanochat nemotron olmo olmo2 olmo3 olmoe persimmon phi phi3 phimoe qwen2
 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma
 """
 MOVED = """
-afmoe bamba bloom falcon falcon_h1 falcon_mamba gpt_oss granitemoehybrid jamba lfm2 lfm2_moe mamba
-minimax mpt olmo_hybrid opt qwen3_5_moe_text qwen3_5_text qwen3_next
+afmoe bamba bloom falcon falcon_h1 falcon_mamba gpt_oss granitemoehybrid jamba lfm2 lfm2_moe
+llama4_text mamba minimax mpt olmo_hybrid opt qwen3_5_moe_text qwen3_5_text qwen3_next
 """
 
 PACKABLE = frozenset(PACKED.split())
@@ -39,9 +40,8 @@ PACKABLE = frozenset(PACKED.split())
 RELATIVE = PACKABLE | frozenset(MOVED.split())
 """Rows may be moved to the left."""
 
-NOT_SHAREABLE = frozenset(("llama4_text", "nemotron", "phimoe", "stablelm"))
-"""Of those that may be packed, three do not hand keywords to their attention, and one attends
-within chunks."""
+NOT_SHAREABLE = frozenset(("nemotron", "phimoe", "stablelm"))
+"""Of those that may be packed, these do not hand keywords to their attention."""
 
 
 def may_move_rows(model: Any, *, aux_loss: bool) -> bool:
