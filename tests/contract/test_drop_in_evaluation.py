@@ -1,11 +1,9 @@
 """Our evaluation instead of TRL's: the same names and numbers, and the same accepted arguments."""
 
-import random
-
 import pandas
 import pytest
 import torch
-from datasets import Dataset, IterableDataset, IterableDatasetDict
+from datasets import Dataset, IterableDataset
 from transformers import TrainerCallback
 
 from tests.contract.alike import (
@@ -15,6 +13,7 @@ from tests.contract.alike import (
     logged,
     of_a_loss,
     train_alike,
+    unequal,
     weights,
 )
 from tests.support.rows import without_times
@@ -22,50 +21,36 @@ from trl_ablate import ConfigurationError
 from trl_ablate.estimates import metric_names
 
 
-def rollout_by_prompt(prompts, trainer):
-    """Completions that depend only on the prompt and on the number of earlier calls with it."""
-    asked: dict[str, int] = {}
-    completions = []
-    for prompt in prompts:
-        asked[prompt] = asked.get(prompt, 0) + 1
-        draw = random.Random(f"{prompt}{asked[prompt]}")
-        ids = [draw.randint(5, 200) for _ in range(draw.randint(2, 7))]
-        ends = draw.random() < 0.5
-        completions.append([*ids, trainer.processing_class.eos_token_id] if ends else ids)
-    return {
-        "prompt_ids": [trainer.processing_class(text=prompt)["input_ids"] for prompt in prompts],
-        "completion_ids": completions,
-        "logprobs": [[-1.0] * len(ids) for ids in completions],
-        "env_mask": [[1, 0] + [1] * (len(ids) - 2) for ids in completions],
-        "turns": [len(ids) % 3 for ids in completions],
-    }
+def with_turns(prompts, trainer):
+    rollouts = unequal(prompts, trainer, tool=True)
+    return {**rollouts, "turns": [len(ids) % 3 for ids in rollouts["completion_ids"]]}
 
 
 def turns_taken(completions, turns, log_metric, **kwargs):
     """Grades by an extra field of the rollout; completions with no turn stay ungraded."""
     log_metric("turns", sum(turns) / len(turns))
+    log_metric("shown_the_answer", float("answer" in kwargs))
     return [float(taken) if taken else None for taken in turns]
 
 
-SCRIPTED = {"rollout_func": rollout_by_prompt, "reward_funcs": [digits, turns_taken]}
+SCRIPTED = {"rollout_func": with_turns, "reward_funcs": [digits, turns_taken]}
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
-        {"beta": 0.1},
-        {"num_generations_eval": 1},
+        {"num_generations_eval": 1, "beta": 0.1, "remove_unused_columns": True},
         {"num_generations_eval": 4, "scale_rewards": "batch"},
         {"reward_weights": [0.5, 2.0], "multi_objective_aggregation": "normalize_then_sum"},
     ],
-    ids=lambda settings: ",".join(settings) or "default",
+    ids=",".join,
 )
 def test_all_that_stock_logs_without_a_loss_has_the_same_value(both, settings):
     """Also of five questions in batches of 2, 2 and 1; stock averages over batches, whatever their
     size."""
     pair = both(**SCRIPTED)
     found = evaluate_alike(pair, **settings)
+    assert found["eval_shown_the_answer"] == ("remove_unused_columns" not in settings)
     wrong = pair.stock(**settings, per_device_eval_batch_size=4).evaluate()
     same = wrong["eval_completions/mean_length"] == pytest.approx(found["eval_mean_length"])
     assert same == (settings.get("num_generations_eval") == 4)  # batches of one question
@@ -81,13 +66,10 @@ def test_every_metric_is_one_that_a_recipe_may_name(both):
 WATCHED = {"eval_strategy": "steps", "eval_steps": 1}
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "settings",
     [
-        {**WATCHED, "per_device_eval_batch_size": 2},
-        {**WATCHED, "num_generations_eval": 1, "per_device_eval_batch_size": 4},
-        {**WATCHED, "eval_on_start": True, "loss_type": "grpo"},
+        {**WATCHED, "eval_on_start": True, "loss_type": "grpo", "per_device_eval_batch_size": 2},
         {"eval_strategy": "epoch", "num_train_epochs": 1, "max_steps": -1},
     ],
     ids=",".join,
@@ -95,27 +77,25 @@ WATCHED = {"eval_strategy": "steps", "eval_steps": 1}
 def test_by_default_evaluation_is_stocks_to_the_bit(both, settings):
     """The same loss and numbers as stock, and the same use of the training's random state. In one
     shot it uses none, and the training is the same as without it."""
-    ours, stock = train_alike(both(), **settings)
+    pair = both(train_dataset=Dataset.from_list(ROWS[:4]))
+    ours, stock = train_alike(pair, **settings)
     evaluated = [row for row in logged(stock) if "eval_loss" in row]
     assert sum(map(of_a_loss, evaluated[0])) == 7
     assert not [row for row in logged(ours) if "eval_loss" in row and "mean_ratio" in row]
-    alone = both().stock(**{**settings, "eval_strategy": "no", "eval_on_start": False})
+    alone = pair.stock(**{**settings, "eval_strategy": "no", "eval_on_start": False})
     alone.train()
-    one_shot = both().one_shot(**settings)
+    one_shot = pair.one_shot(**settings)
     one_shot.train()
     assert torch.equal(weights(one_shot), weights(alone))
     steps = [row["step"] for row in logged(one_shot) if "eval_reward" in row]
     assert steps == [row["step"] for row in evaluated]
 
 
-@pytest.mark.parametrize("several", [False, True], ids=["stream", "streams by name"])
-def test_streams(both, several):
-    """In one shot as of a set; by default as stock, also given to a trainer without a set."""
+def test_a_stream_is_evaluated_as_a_set(both):
+    """In one shot; by default as stock, also given to a trainer without a set."""
     rows = Dataset.from_list(ROWS[:5])
-    stream = rows.to_iterable_dataset()
-    data = IterableDatasetDict({"a": stream, "b": stream}) if several else stream
-    found = evaluate_alike(both(**SCRIPTED, eval_dataset=None), data)
-    whole = both(**SCRIPTED).one_shot().evaluate({"a": rows, "b": rows} if several else rows)
+    found = evaluate_alike(both(**SCRIPTED, eval_dataset=None), rows.to_iterable_dataset())
+    whole = both(**SCRIPTED).one_shot().evaluate(rows)
     assert without_times(found) == pytest.approx(without_times(whole), abs=1e-6)
 
 
@@ -133,19 +113,27 @@ def test_sets_by_name(both):
     assert len(trainer.state.log_history) == len(seen) == 3 and seen[-1] == every
     assert trainer.state.log_history[-1].items() >= every.items()
     assert {name: every[f"eval_{name}_reward"] for name in halves} == alone
-    assert "eval_reward" not in every
+    assert "eval_reward" not in every and "eval_a_runtime" in every
     assert trainer.evaluate("b")["eval_reward"] == alone["b"]
     assert trainer.evaluate({"c": halves["a"]})["eval_c_reward"] == alone["a"]
     assert trainer.evaluate(halves["a"], metric_key_prefix="test")["test_reward"] == alone["a"]
-    theirs = both(**SCRIPTED, eval_dataset=halves).stock().evaluate()
-    assert {name for name in theirs if "runtime" in name} <= set(every)
     with pytest.raises(ConfigurationError, match="no evaluation set 'd'.*has: a, b"):
         trainer.evaluate("d")
 
 
+def test_rewards_of_one_name_are_told_apart(both):
+    functions = [lambda completions, **given: digits(completions, **given),
+                 lambda completions, **given: [len(one) / 100 for one in completions]]  # fmt: skip
+    trainer = both(reward_funcs=functions).one_shot(reward_weights=[1.0, 10.0])
+    assert trainer.reward_func_names == ["<lambda>", "<lambda>_2"]
+    found = trainer.evaluate()
+    first, second = (found[f"eval_rewards/{name}/mean"] for name in trainer.reward_func_names)
+    assert second > 0 and found["eval_reward"] == pytest.approx(first + 10 * second)
+
+
 NOTHING, SOME = Dataset.from_dict({"prompt": []}), Dataset.from_list(ROWS[:3])
 BEST = {**WATCHED, "save_strategy": "best"}
-KEPT = {**BEST, "save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
+KEPT = {**WATCHED, "save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
 
 
 @pytest.mark.parametrize(
@@ -155,13 +143,12 @@ KEPT = {**BEST, "save_strategy": "steps", "save_steps": 1, "load_best_model_at_e
         ({"": SOME, "b": SOME}, {**WATCHED, "evaluation": "trl"},
          "under the same names.*remove eval_sets .b."),  # stock logs all of them as `eval_reward`
         ({"a": SOME}, BEST, "'eval_reward', but every .*'eval_a_reward'"),
-        (SOME, {**KEPT, "metric_for_best_model": "loss"}, "'one_shot' computes no loss"),
         (SOME, {**KEPT, "metric_for_best_model": "eval_loss"}, "'one_shot' computes no loss"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_evaluated_is_refused_before_the_training(both, sets, settings, said):
     with pytest.raises(ConfigurationError, match=said):
-        both(eval_dataset=sets).ours(**{"evaluation": "one_shot", **settings})
+        both(eval_dataset=sets).one_shot(**settings)
 
 
 def test_an_empty_set_is_not_replaced_by_the_default_one(both):
@@ -174,38 +161,29 @@ def test_an_empty_set_is_not_replaced_by_the_default_one(both):
         both(eval_dataset=None).one_shot().evaluate()
 
 
-def test_columns_that_stock_would_not_show_a_reward_are_not_shown(both):
-    seen = []
+def test_what_is_best_by_default(both):
+    """Without a loss the reward; with one, as in stock, the loss. A named set can decide."""
+    kept = both().ours(**KEPT)
+    assert (kept.args.metric_for_best_model, kept.args.greater_is_better) == ("loss", False)
+    named = both(eval_dataset={"a": SOME}).one_shot(**BEST, best_metric="eval_a_reward")
+    assert named.args.greater_is_better
+
+
+def test_the_best_model_is_loaded_at_the_end_and_a_plateau_is_one_of_the_reward(both):
+    """Three rollout batches, each followed by evaluation and checkpoint; the second is best, so
+    that the learning rate is halved once, after the third."""
+    course = iter((0.1, 0.7, 0.3))
 
     def reward(completions, **kwargs):
-        seen.append("answer" in kwargs)
-        return [0.0] * len(completions)
+        training = len(completions) == 8
+        return digits(completions) if training else [next(course)] * len(completions)
 
-    for unused in (True, False):
-        for kind in ("one_shot", "stock"):
-            trainer = getattr(both(reward_funcs=reward), kind)(remove_unused_columns=unused)
-            trainer.evaluate()
-    assert seen == [False, False, True, True]
-
-
-class Course:
-    """Rewards from a script, with one entry per evaluation."""
-
-    def __init__(self, *course):
-        self.course, self.evaluations = course, 0
-
-    def __call__(self, completions, trainer_state, **kwargs):
-        if len(completions) == 8:  # training's
-            return digits(completions)
-        self.evaluations += 1
-        return [self.course[self.evaluations - 1]] * len(completions)
-
-
-def test_the_best_model_is_loaded_at_the_end(both):
-    """Three rollout batches, each followed by evaluation and checkpoint; the second is best."""
-    course = {**WATCHED, "save_strategy": "steps", "save_steps": 1, "max_steps": 6}
-    trainer = both(reward_funcs=Course(0.1, 0.7, 0.3)).one_shot(
-        **course, num_iterations=2, load_best_model_at_end=True
+    trainer = both(reward_funcs=reward).one_shot(
+        **KEPT,
+        max_steps=6,
+        num_iterations=2,
+        lr_scheduler_type="reduce_lr_on_plateau",
+        lr_scheduler_kwargs={"patience": 0, "factor": 0.5},
     )
     trainer.train()
     assert trainer.state.best_metric == pytest.approx(0.7)
@@ -214,29 +192,7 @@ def test_the_best_model_is_loaded_at_the_end(both):
     saved = type(trainer.model).from_pretrained(best)
     held = dict(trainer.model.named_parameters())
     assert all(torch.equal(held[name], value) for name, value in saved.named_parameters())
-
-
-@pytest.mark.parametrize(
-    ("course", "halved"), [((0.1, 0.2, 0.3, 0.4), 0), ((0.4, 0.3, 0.3, 0.2), 3)]
-)
-def test_a_plateau_is_one_of_the_reward(both, course, halved):
-    """The learning rate is halved after every evaluation that is not a new best."""
-    trainer = both(reward_funcs=Course(*course)).one_shot(
-        **WATCHED,
-        lr_scheduler_type="reduce_lr_on_plateau",
-        lr_scheduler_kwargs={"patience": 0, "factor": 0.5},
-        max_steps=4,
-    )
-    trainer.train()
-    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-2 / 2**halved)
-
-
-def test_what_is_best_by_default(both):
-    """Without a loss the reward; with one, as in stock, the loss. A named set can decide."""
-    kept = both().ours(**KEPT)
-    assert (kept.args.metric_for_best_model, kept.args.greater_is_better) == ("loss", False)
-    named = both(eval_dataset={"a": SOME}).one_shot(**BEST, best_metric="eval_a_reward")
-    assert named.args.greater_is_better
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-2 / 2)
 
 
 def test_the_completion_log_shows_the_evaluation_and_training_keeps_its_own(both):

@@ -1,10 +1,10 @@
-"""Tools, environments and images, with ours and with stock: in training, and in an evaluation
-before it.
+"""Tools of environments, and images, with ours and with stock: in training, and in an evaluation.
 
 The model has random weights and would call no tool, so a script replaces its generation.
 """
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -21,7 +21,6 @@ from transformers import (
 from trl.chat_template_utils import qwen3_chat_template
 
 from tests.contract.alike import (
-    ROWS,
     evaluate_alike,
     refused_alike,
     tokenizer_of,
@@ -32,66 +31,9 @@ from tests.support.tiny_models import tiny_config
 from trl_ablate import AblationTrainer, miniature
 
 QUESTIONS = Dataset.from_list(
-    [
-        {"prompt": [{"role": "user", "content": row["prompt"]}], "target": i}
-        for i, row in enumerate(ROWS)
-    ]
+    [{"prompt": [{"role": "user", "content": f"{i}?"}], "target": i} for i in range(16)]
 )
 LONG = {"max_completion_length": 400, "max_tool_calling_iterations": 3}
-
-
-@pytest.fixture
-def calling(monkeypatch):
-    """`calling(name)`: most generated turns call this tool, the others are text."""
-
-    def script(name: str) -> None:
-        def turn(self, prompt_ids, images, multimodal_fields, num_generations, **kwargs):
-            return [_ids(self._tokenizer, name, ids, i) for i, ids in enumerate(prompt_ids)], None
-
-        for trainer in AblationTrainer.__mro__[:2]:
-            monkeypatch.setattr(trainer, "_generate_single_turn", turn)
-
-    return script
-
-
-def _ids(tokenizer, name: str, prompt_ids: list[int], place: int) -> list[int]:
-    draw = random.Random(f"{prompt_ids}{place % 2}")
-    call = f'<tool_call>\n{{"name": "{name}", "arguments": {{"number": {draw.randint(1, 9)}}}}}\n'
-    text = f"{call}</tool_call>" if draw.random() < 0.7 else "nothing to call"
-    return [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
-
-
-def double(number: int) -> int:
-    """Doubles a number.
-
-    Args:
-        number: What is doubled; 3 or less fails.
-    """
-    if number <= 3:
-        raise ValueError("too little")
-    return number * 2
-
-
-def said(completions, **kwargs):
-    """A reward that grows with the length of the messages in a completion."""
-    return [len(messages) + len(messages[-1]["content"]) / 10 for messages in completions]
-
-
-@pytest.fixture
-def chat(both):
-    """`both`, with questions as messages."""
-    data = {"train_dataset": QUESTIONS, "eval_dataset": QUESTIONS.select(range(5))}
-    tokenizer = {"tokenizer": lambda model: tokenizer_of(model, qwen3_chat_template)}
-    return lambda **given: both(**{**data, **tokenizer, "reward_funcs": said, **given})
-
-
-def test_tools(chat, calling):
-    calling("double")
-    pair = chat(tools=[double])
-    found = evaluate_alike(pair, **LONG)
-    assert found["eval_tools/call_frequency"] > 0.5
-    assert 0 < found["eval_tools/failure_frequency"] < 1
-    train_alike(pair, **LONG)
 
 
 class Counter:
@@ -101,7 +43,6 @@ class Counter:
 
     def __init__(self):
         type(self).made += 1
-        self.own = random.Random(0)
         self.total = self.resets = 0
 
     def reset(self, target=0, **row):
@@ -113,8 +54,10 @@ class Counter:
         """Adds a number.
 
         Args:
-            number: What is added.
+            number: What is added; a third of them fail.
         """
+        if number % 3 == 0:
+            raise ValueError("no multiples of 3")
         self.total += number
         return self.total
 
@@ -122,74 +65,97 @@ class Counter:
         return float(self.total)
 
 
-NAMED = Dataset.from_list([{"environment": "counter", "target": i} for i in range(16)])
-ENVIRONMENTS = {
-    "of rows": {"environment_factory": Counter},
-    "of rows without a prompt": {  # the data only name them, and they provide the prompts
-        "environment_factory": {"counter": Counter},
-        "train_dataset": NAMED,
-        "eval_dataset": NAMED.select(range(5)),
-    },
-    "with all the data": {
+def said(completions, **kwargs):
+    """A reward that grows with the length of the messages in a completion."""
+    return [len(messages) + len(messages[-1]["content"]) / 10 for messages in completions]
+
+
+@pytest.fixture
+def chat(both, monkeypatch):
+    """`both`, with questions as messages; most generated turns call `add`, the others are text."""
+
+    def turn(self, prompt_ids, images, multimodal_fields, num_generations, **kwargs):
+        asked = [prompt_ids[:place].count(ids) for place, ids in enumerate(prompt_ids)]
+        return [*map(partial(tokens, self._tokenizer), prompt_ids, asked)], None
+
+    for trainer in AblationTrainer.__mro__[:2]:
+        monkeypatch.setattr(trainer, "_generate_single_turn", turn)
+    given = {
+        "train_dataset": QUESTIONS,
+        "eval_dataset": QUESTIONS.select(range(5)),
+        "tokenizer": lambda model: tokenizer_of(model, qwen3_chat_template),
         "environment_factory": Counter,
-        "train_dataset": None,
-        "eval_dataset": None,
-    },
-}
+        "reward_funcs": said,
+    }
+    return lambda **changes: both(**{**given, **changes})
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_environments(chat, calling, name):
+def tokens(tokenizer, prompt_ids: list[int], asked: int) -> list[int]:
+    draw = random.Random(f"{prompt_ids}{asked}")
+    call = f'<tool_call>\n{{"name": "add", "arguments": {{"number": {draw.randint(1, 9)}}}}}\n'
+    text = f"{call}</tool_call>" if draw.random() < 0.7 else "nothing to call"
+    return [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+
+
+def test_environments(chat):
     """Every completion is graded by an environment that was reset for its own row."""
-    calling("add")
-    pair = chat(reward_funcs=None, **ENVIRONMENTS[name])
+    pair = chat()
     train_alike(pair, **LONG)
-    if name == "of rows":
-        found = evaluate_alike(pair, **LONG)
-        assert found["eval_rewards/Counter/mean"] == found["eval_reward"] > 2
-        assert found["eval_tools/call_frequency"] > 0.5
-    if name == "with all the data":
-        refused_alike(pair, "max_steps", **{**LONG, "max_steps": -1})
+    found = evaluate_alike(pair, **LONG)
+    assert found["eval_rewards/Counter/mean"] > 2
+    assert found["eval_tools/call_frequency"] > 0.5
+    assert 0 < found["eval_tools/failure_frequency"] < 1
 
 
-def test_evaluation_has_environments_of_its_own(chat, calling):
-    calling("add")
-    trainer = chat(environment_factory=Counter, reward_funcs=None).one_shot(**LONG)
+NAMED = Dataset.from_list([{"environment": "counter", "target": i} for i in range(16)])
+
+
+def test_environments_that_provide_the_prompts_or_all_the_data(chat):
+    named = chat(
+        environment_factory={"counter": Counter},
+        train_dataset=NAMED,
+        eval_dataset=NAMED.select(range(5)),
+        reward_funcs=None,
+    )
+    train_alike(named, **LONG)
+    without_data = chat(train_dataset=None, eval_dataset=None, reward_funcs=None)
+    train_alike(without_data, **LONG)
+    refused_alike(without_data, "max_steps", **{**LONG, "max_steps": -1})
+
+
+def test_evaluation_has_environments_of_its_own(chat):
+    trainer = chat().one_shot(**LONG)
     trainer.train()
     held, pool = trainer.environments, list(trainer._environment_pool[None])
     before, resets = Counter.made, [one.resets for one in pool]
-    trainer.evaluate()
-    assert Counter.made == before + 10
-    trainer.evaluate()
-    assert Counter.made == before + 10
+    for _ in range(2):
+        trainer.evaluate()
+        assert Counter.made == before + 10
     assert trainer.environments is held and trainer._environment_pool == {None: pool}
     assert [one.resets for one in pool] == resets
 
 
-# Images
+PICTURED = (
+    "{% for message in messages %}<|{{ message['role'] }}|>"
+    "{% for part in message['content'] %}"
+    "{{ '<image>' if part['type'] == 'image' else part['text'] }}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 
 
-@pytest.fixture(scope="module")
-def seeing(tmp_path_factory):
+@pytest.fixture
+def seeing(tmp_path):
     """Folder of a Llava: CLIP with 2 layers for 16 x 16 pixels, and a Qwen2 with 2 layers."""
-    folder = str(tmp_path_factory.mktemp("seeing"))
+    folder = str(tmp_path / "seeing")
     tokenizer = miniature.tokenizer("sums")
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
-    image_token = tokenizer.convert_tokens_to_ids("<image>")
     torch.manual_seed(0)
-    vision = CLIPVisionConfig(
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        image_size=16,
-        patch_size=8,
-    )
+    vision = CLIPVisionConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+                              num_attention_heads=2, image_size=16, patch_size=8)  # fmt: skip
     config = LlavaConfig(
         vision_config=vision,
         text_config=tiny_config(tokenizer),
-        image_token_index=image_token,
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
         image_seq_length=4,
     )
     model = LlavaForConditionalGeneration(config)
@@ -210,53 +176,31 @@ def seeing(tmp_path_factory):
     return folder
 
 
-PICTURED = (
-    "{% for message in messages %}<|{{ message['role'] }}|>"
-    "{% for part in message['content'] %}"
-    "{{ '<image>' if part['type'] == 'image' else part['text'] }}{% endfor %}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-
-
-def pictured(count: int, *, painted: bool = True) -> Dataset:
-    """Questions about one-coloured images, all black unless `painted`."""
-    colours = [
-        (i * 15 % 256, i * 40 % 256, 255 - i * 10) if painted else (0, 0, 0) for i in range(count)
-    ]
-    return Dataset.from_list(
-        [
-            {
-                "prompt": [{"role": "user", "content": "Which colour?"}],
-                "image": Image.new("RGB", (16, 16), colour),
-            }
-            for colour in colours
-        ]
-    )
+def pictured(colours: list[tuple[int, int, int]]) -> Dataset:
+    prompt = [{"role": "user", "content": "Which colour?"}]
+    images = [Image.new("RGB", (16, 16), colour) for colour in colours]
+    return Dataset.from_list([{"prompt": prompt, "image": image} for image in images])
 
 
 def written(completions, **kwargs):
     return [sum(map(ord, messages[0]["content"])) % 97 / 97 for messages in completions]
 
 
-def looking(seeing):
-    return {
-        "model": seeing,
-        "tokenizer": lambda model: AutoProcessor.from_pretrained(model, padding_side="left"),
-        "reward_funcs": written,
-        "train_dataset": pictured(8),
-        "eval_dataset": None,
-    }
-
-
 @pytest.mark.slow
 def test_images(both, seeing):
     """The model also gets them in evaluation: with black images it writes other text."""
-    arguments = {**looking(seeing), "eval_dataset": pictured(5)}
+    colours = [(i * 15, i * 40 % 256, 255 - i * 10) for i in range(8)]
+    pair = both(
+        model=seeing,
+        tokenizer=lambda model: AutoProcessor.from_pretrained(model, padding_side="left"),
+        reward_funcs=written,
+        train_dataset=pictured(colours),
+        eval_dataset=pictured(colours[:5]),
+    )
     greedy = {"generation_kwargs": {"do_sample": False}}
-    found = evaluate_alike(both(**arguments), **greedy)
-    trainer = both(**arguments).ours(**greedy)
-    black = trainer.evaluate(pictured(5, painted=False))
+    found = evaluate_alike(pair, **greedy)
+    black = pair.ours(**greedy).evaluate(pictured([(0, 0, 0)] * 5))
     assert black["eval_reward"] != pytest.approx(found["eval_reward"], abs=1e-3)
     off_policy = {"steps_per_generation": 4, "pad_to_multiple_of": 7, "log_completions": True}
-    ours, stock = train_both_ways(both(**looking(seeing)), beta=0.1, **off_policy)
+    ours, stock = train_both_ways(pair, beta=0.1, **off_policy)
     assert len(ours._logs["images"]) == len(stock._logs["images"])

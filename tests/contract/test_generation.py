@@ -5,14 +5,13 @@ If a test needs only the outputs of an engine, a script replaces it.
 
 import math
 import string
-from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
 from trl import GRPOTrainer
-from trl.trainer import grpo_trainer
 
-from tests.contract.alike import MODES, weights
+from tests.contract.alike import MODES, Script, weights
 from trl_ablate import load_recipe
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.strict import read_mapping
@@ -21,84 +20,69 @@ NARROW = {"vllm_importance_sampling_clip_min": 0.97, "vllm_importance_sampling_c
 """Bounds that some of the scripted differences lie outside of, whichever the mode."""
 
 
-class ScriptedEngine:
-    """Returns tokens from a seeded generator, with slightly wrong log-probabilities."""
+class Engine(Script):
+    """Its log-probabilities are slightly wrong."""
+
+    trainer = generation_kwargs = None
 
     def __init__(self, **settings):
-        self.settings = settings
-        self.random = torch.Generator().manual_seed(0)
-        self.trainer = self.generation_kwargs = None
+        super().__init__(eos=0, cap=12)
         self.asked = []
-
-    def sync_weights(self):
-        pass
+        self.noise = torch.Generator().manual_seed(0)
 
     def generate(self, prompts, images, num_generations, profiler):
         self.asked.append((len(prompts), self.generation_kwargs))
-        completions = [self._completion() for _ in prompts]
+        completions = self.rollouts(prompts)["completion_ids"]
         logprobs = [self._logprobs(p, c) for p, c in zip(prompts, completions, strict=True)]
         return prompts, completions, logprobs, None
-
-    def _completion(self):
-        length = int(torch.randint(2, 12, (), generator=self.random))
-        return torch.randint(5, 200, (length,), generator=self.random).tolist()
 
     def _logprobs(self, prompt, completion):
         ids = torch.tensor([prompt + completion])
         with torch.no_grad():
             logits = self.trainer.model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
         logps_T = logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
-        logps_T += 0.02 * torch.randn(len(completion), generator=self.random)
+        logps_T += 0.02 * torch.randn(len(completion), generator=self.noise)
         return [[value] for value in logps_T.tolist()]
 
 
 @pytest.fixture
 def scripted(make_trainer, monkeypatch):
     """`scripted(**config)`: a trainer whose vLLM engine is the script."""
-    monkeypatch.setattr(grpo_trainer, "VLLMGeneration", ScriptedEngine)
+    monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", Engine)
 
     def make(**overrides):
-        settings = {"use_vllm": True, "vllm_mode": "server", "optim": "sgd", "learning_rate": 1.0}
+        settings = {"use_vllm": True, "vllm_mode": "colocate", "optim": "sgd", "learning_rate": 1.0}
         settings |= {"max_grad_norm": 1e9, "vllm_importance_sampling_mode": "token_truncate"}
         trainer = make_trainer(**{**settings, **overrides})
         trainer.vllm_generation.trainer = trainer
         return trainer
 
-    mode = {"model_config": {"logprobs_mode": "processed_logprobs"}}  # what TRL asks for first
-    client = SimpleNamespace(generate=None, get_server_info=lambda: mode)
-    monkeypatch.setattr(ScriptedEngine, "vllm_client", client, raising=False)
     return make
 
 
-def weights_and_log(trainer):
-    trainer.train()
-    return weights(trainer), [row for row in trainer.state.log_history if "grad_norm" in row]
+REINFORCE = {"length_norm": "microbatch", "surrogate": "reinforce"}
+MEAN = {"length_norm": "mean", "beta": 0.1}
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"length_norm": "microbatch", "surrogate": "reinforce"},
-        {"length_norm": "mean", "beta": 0.1},
-    ],
-    ids=lambda settings: ",".join(map(str, settings.values())),
+    ("mode", "settings"), [*zip(MODES, (REINFORCE, MEAN, MEAN, REINFORCE), strict=True)]
 )
 def test_the_gradient_needs_no_forward_of_its_own(scripted, mode, settings):
     """Two SGD steps on the same rollouts, with and without TRL's extra pass: equal to 1e-6."""
-    common = {**settings, "vllm_importance_sampling_mode": mode, "max_steps": 2, **NARROW}
-    start = scripted(**common)
-    before = weights(start)
-    ours, ours_log = weights_and_log(start)
-    theirs, their_log = weights_and_log(scripted(**common, reuse_forward=False))
-    moved = (theirs - before).abs().max()
+    ends, logs = [], []
+    for reuse in (True, False):
+        trainer = scripted(**settings, **NARROW, vllm_importance_sampling_mode=mode, max_steps=2,
+                           reuse_forward=reuse)  # fmt: skip
+        before = weights(trainer)
+        trainer.train()
+        ends.append(weights(trainer))
+        logs.append([row for row in trainer.state.log_history if "grad_norm" in row])
+    moved = (ends[1] - before).abs().max()
     assert moved > 1e-3
-    assert (ours - theirs).abs().max() <= 1e-6 * max(1.0, moved)
-    for mine, upstream in zip(ours_log, their_log, strict=True):
-        for name in upstream:
-            if name.startswith("sampling/"):
-                assert mine[name] == pytest.approx(upstream[name], rel=1e-4, abs=1e-6), name
+    assert (ends[0] - ends[1]).abs().max() <= 1e-6 * max(1.0, moved)
+    for mine, theirs in zip(*logs, strict=True):
+        sampling = {name: value for name, value in theirs.items() if name.startswith("sampling/")}
+        assert {name: mine[name] for name in sampling} == pytest.approx(sampling, 1e-4, 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -111,19 +95,16 @@ def test_the_gradient_needs_no_forward_of_its_own(scripted, mode, settings):
     ],
     ids=["on-policy", "switched off", "off-policy", "uncorrected"],
 )
-def test_forward_passes_per_rollout_batch(scripted, monkeypatch, settings, passes):
+def test_forward_passes_per_rollout_batch(scripted, settings, passes):
     """Two microbatches per step, and two more per rollout batch for TRL's extra pass. The gap to
     the engine is logged with and without it."""
-    trainer, calls = scripted(**{"max_steps": 1, **settings}), []
-    score = GRPOTrainer._get_per_token_logps_and_entropies
-    monkeypatch.setattr(
-        GRPOTrainer,
-        score.__name__,
-        lambda self, *given, **named: calls.append(1) or score(self, *given, **named),
-    )
-    _, log = weights_and_log(trainer)
-    assert len(calls) == passes
-    gap = log[0].get("sampling/sampling_logp_difference/mean")
+    trainer = scripted(**{"max_steps": 1, **settings})
+    name = "_get_per_token_logps_and_entropies"
+    forward = getattr(GRPOTrainer, name)
+    with patch.object(GRPOTrainer, name, autospec=True, side_effect=forward) as calls:
+        trainer.train()
+    assert calls.call_count == passes
+    gap = trainer.state.log_history[0].get("sampling/sampling_logp_difference/mean")
     if "vllm_importance_sampling_correction" not in settings:
         assert gap == pytest.approx(0.02 * math.sqrt(2 / math.pi), rel=0.3)
 
@@ -131,11 +112,10 @@ def test_forward_passes_per_rollout_batch(scripted, monkeypatch, settings, passe
 def test_every_recipe_names_its_correction():
     """TRL's default drops long completions first, which confounds every ablation of length. A
     recipe that extends another inherits it."""
-    recipes = {path: read_mapping(path, "recipe") for path in SHIPPED.glob("*.yaml")}
-    roots = [path for path, declared in recipes.items() if "extends" not in declared]
-    for path in roots + [one for one in recipes if "vllm_importance_sampling_mode" in recipes[one]]:
-        settings = load_recipe(path, profile="h100").settings
-        assert settings["vllm_importance_sampling_mode"] in MODES, path.stem
+    for path in SHIPPED.glob("*.yaml"):
+        if "extends" not in read_mapping(path, "recipe"):
+            settings = load_recipe(path, profile="h100").settings
+            assert settings["vllm_importance_sampling_mode"] in MODES, path.stem
 
 
 @pytest.mark.parametrize("min_tokens", [0, 6])
@@ -177,32 +157,35 @@ def test_continuous_batching_ends_at_a_stop_string(make_trainer, monkeypatch):
     assert [tokenizer.decode(row) for row in ids] == ["12 3", "12 3"]
 
 
-BACKENDS = [{}, {"use_transformers_continuous_batching": True}]
-CONTINUOUS = {"transformers_continuous_batching_config": {"num_blocks": 64, "max_batch_tokens": 64}}
+CONTINUOUS = {
+    "use_transformers_continuous_batching": True,
+    "transformers_continuous_batching_config": {"num_blocks": 64, "max_batch_tokens": 64},
+}
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("backend", BACKENDS, ids=["transformers", "continuous"])
 @pytest.mark.parametrize(
-    "sampling",
-    [{"eval_temperature": 0.0}, {"eval_temperature": 1e-4}, {"eval_top_p": 1e-6}],
-    ids=lambda sampling: ",".join(sampling),
+    ("backend", "sampling"),
+    [
+        ({}, {"eval_temperature": 0.0, "num_generations_eval": 1}),
+        (CONTINUOUS, {"eval_temperature": 1e-4}),
+        (CONTINUOUS, {"eval_top_p": 1e-6}),
+    ],
+    ids=lambda one: ",".join(one),
 )
 def test_evaluation_samples_by_its_own_parameters(make_trainer, backend, sampling):
     """Each of these parameters leaves only the most probable token; training still samples."""
     seen = []
 
     def reward(prompts, completion_ids, **_):
-        seen.append(list(zip(prompts, completion_ids, strict=True)))
+        seen.extend(zip(prompts, completion_ids, strict=True))
         return [0.0] * len(prompts)
 
-    samples = 1 if sampling == {"eval_temperature": 0.0} else 2
-    trainer = make_trainer(
-        reward=reward, **backend, **CONTINUOUS, **sampling, num_generations_eval=samples
-    )
+    trainer = make_trainer(reward=reward, **backend, **{"num_generations_eval": 2, **sampling})
     before = trainer.generation_config.to_dict(), dict(trainer.generation_kwargs)
     trainer.evaluate()
-    for prompt, ids in [pair for batch in seen for pair in batch]:
+    assert seen
+    for prompt, ids in seen:
         assert ids == greedy(trainer, prompt)
     assert (trainer.generation_config.to_dict(), trainer.generation_kwargs) == before
     trainer.model.train()
@@ -224,24 +207,19 @@ def greedy(trainer, prompt):
     return ids[start:]
 
 
-def test_evaluation_tells_the_engine_its_parameters_and_takes_them_back(scripted):
-    trainer = scripted(eval_temperature=0.0, eval_top_p=0.9, num_generations_eval=1, stop=["1"])
-    engine = trainer.vllm_generation
-    engine.generation_kwargs = kept = trainer.args.generation_kwargs
-    trainer.evaluate()
-    assert engine.asked == [(5, {**kept, "temperature": 0.0, "top_p": 0.9})]
-    assert engine.generation_kwargs is kept
-    assert "temperature" not in kept
-
-
 @pytest.mark.parametrize(
     "settings", [{}, {"reuse_forward": False}, {"num_iterations": 2, "beta": 0.1}]
 )
-def test_an_engine_is_asked_once_and_nothing_is_run_forward(scripted, monkeypatch, settings):
-    """Five questions; TRL would evaluate them one at a time, with the correction of training."""
-    trainer = scripted(num_generations_eval=2, per_device_eval_batch_size=2, **settings)
+def test_an_engine_is_asked_once_with_the_parameters_of_evaluation(scripted, monkeypatch, settings):
+    """Five questions; TRL would evaluate them one at a time, with the correction of training.
+    Nothing is run forward, and the engine gets its own parameters back."""
+    trainer = scripted(eval_temperature=0.5, eval_top_p=0.9, num_generations_eval=2, stop=["1"],
+                       per_device_eval_batch_size=2, **settings)  # fmt: skip
+    engine = trainer.vllm_generation
+    engine.generation_kwargs = kept = trainer.args.generation_kwargs
     monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", None)
     metrics = trainer.evaluate()
-    assert [count for count, _ in trainer.vllm_generation.asked] == [10]
-    assert metrics["eval_mean_length"] == metrics["eval_completions/mean_length"] > 2
+    assert engine.asked == [(10, {**kept, "temperature": 0.5, "top_p": 0.9})]
+    assert engine.generation_kwargs is kept and "temperature" not in kept
+    assert metrics["eval_mean_length"] == pytest.approx(metrics["eval_completions/mean_length"])
     assert trainer.vllm_importance_sampling_correction
