@@ -16,7 +16,7 @@ from trl_ablate.guard.remedies import evidence
 from trl_ablate.guard.rules import Alert
 from trl_ablate.run.json_files import read_jsonl
 
-STOCK = {"grpo": (GRPOTrainer, GRPOConfig), "rloo": (RLOOTrainer, RLOOConfig)}
+GRPO, RLOO = (GRPOTrainer, GRPOConfig), (RLOOTrainer, RLOOConfig)
 FLAT = {"guard_no_variance_steps": 2}
 
 
@@ -24,13 +24,17 @@ def nothing(completions, **kwargs):
     return [0.0] * len(completions)
 
 
-@pytest.mark.parametrize("kind", STOCK)
+def steps(file) -> list[int]:
+    return [row["step"] for row in read_jsonl(file)]
+
+
+@pytest.mark.parametrize("kind", [GRPO, RLOO], ids=["grpo", "rloo"])
 def test_weights_are_the_same_to_the_bit_and_the_ledger_has_what_was_logged(
     make_trainer, tmp_path, capsys, kind
 ):
-    without = make_trainer(*STOCK[kind])
+    without = make_trainer(*kind)
     without.train()
-    watched = make_trainer(*STOCK[kind], output_dir=str(tmp_path / "watched"))
+    watched = make_trainer(*kind, output_dir=str(tmp_path / "watched"))
     watched.add_callback(GuardCallback())
     watched.train()
     assert torch.equal(weights(watched), weights(without))
@@ -43,12 +47,11 @@ def test_weights_are_the_same_to_the_bit_and_the_ledger_has_what_was_logged(
     assert [row["reward"] for row in log.rows] == [row["reward"] for row in logged]
 
 
-@pytest.mark.parametrize("cls", [GRPOTrainer, AblationTrainer])
+@pytest.mark.parametrize("kind", [GRPO, (AblationTrainer, AblationConfig)], ids=["stock", "ours"])
 def test_a_rule_stops_a_training_and_the_verdict_has_what_to_try(
-    make_trainer, tmp_path, capsys, cls
+    make_trainer, tmp_path, capsys, kind
 ):
-    config_class = AblationConfig if cls is AblationTrainer else GRPOConfig
-    trainer = make_trainer(cls, config_class, reward=nothing, max_steps=9, log_completions=True)
+    trainer = make_trainer(*kind, reward=nothing, max_steps=9, log_completions=True)
     guard = GuardCallback(guard_no_variance="stop", **FLAT)
     trainer.add_callback(guard)
     trainer.train()
@@ -56,7 +59,10 @@ def test_a_rule_stops_a_training_and_the_verdict_has_what_to_try(
     assert guard.stopped_by and guard.stopped_by.rule == "no_variance"
     (alert,) = read_jsonl(tmp_path / "run" / "guard" / "alerts.jsonl")
     assert (alert["rule"], alert["step"], alert["action"]) == ("no_variance", 2, "stop")
-    for shown in (capsys.readouterr().out, inspected(tmp_path / "run", capsys)):
+    told = capsys.readouterr().out
+    settings = ["--guard_no_variance=stop", "--guard_no_variance_steps=2"]
+    assert inspect([str(tmp_path / "run"), *settings]) == 1
+    for shown in (told, capsys.readouterr().out):
         assert "step 2: no_variance" in shown
         assert "try: take easier or harder questions" in shown
         assert "no return after step 0 (no_variance): 100% of 2 steps, " in shown
@@ -64,33 +70,27 @@ def test_a_rule_stops_a_training_and_the_verdict_has_what_to_try(
     assert next(evidence(longer, tmp_path / "run")).startswith("step 1, longest of 8 (")
 
 
-def inspected(folder, capsys):
-    settings = ["--guard_no_variance=stop", "--guard_no_variance_steps=2"]
-    assert inspect([str(folder), *settings]) == 1
-    return capsys.readouterr().out
-
-
 def test_a_resumed_training_goes_on_with_the_ledger(make_trainer, tmp_path):
     """Rules know the rows before the checkpoint; those after it, of the killed run, are gone."""
     folder = tmp_path / "run" / "guard"
     for resumed in (None, str(tmp_path / "run" / "checkpoint-2")):
-        trainer = make_trainer(*STOCK["grpo"], max_steps=4, save_strategy="steps", save_steps=2,
+        trainer = make_trainer(*GRPO, max_steps=4, save_strategy="steps", save_steps=2,
                                reward=nothing)  # fmt: skip
         trainer.add_callback(GuardCallback(guard_no_variance_steps=3))
         trainer.train(resume_from_checkpoint=resumed)
-    assert [row["step"] for row in read_jsonl(folder / "metrics.jsonl")] == [1, 2, 3, 4]
-    assert [row["step"] for row in read_jsonl(folder / "alerts.jsonl")] == [3]
-    fresh = make_trainer(*STOCK["grpo"], max_steps=1)
+    assert steps(folder / "metrics.jsonl") == [1, 2, 3, 4]
+    assert steps(folder / "alerts.jsonl") == [3]
+    fresh = make_trainer(*GRPO, max_steps=1)
     fresh.add_callback(GuardCallback())
     fresh.train()
-    assert [row["step"] for row in read_jsonl(folder / "metrics.jsonl")] == [1]
+    assert steps(folder / "metrics.jsonl") == [1]
 
 
 def test_an_alert_reaches_trackio(make_trainer, tmp_path, monkeypatch):
     for module in (trackio.utils, trackio.sqlite_storage):
         monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
     trainer = make_trainer(
-        *STOCK["grpo"], reward=nothing, report_to="trackio", project="guarded", run_name="one"
+        *GRPO, reward=nothing, report_to="trackio", project="guarded", run_name="one"
     )
     trainer.add_callback(GuardCallback(**FLAT))
     trainer.train()
@@ -98,64 +98,58 @@ def test_an_alert_reaches_trackio(make_trainer, tmp_path, monkeypatch):
     assert alert["title"] == "guard: no_variance"
 
 
-def told(rows, guard, args, capsys, **given):
-    """What the guard prints for rows, as the callback handler passes them."""
-    state, control = TrainerState(), TrainerControl()
-    guard.on_train_begin(args, state, control)
-    for state.global_step, row in enumerate(rows, start=1):
-        state.log_history.append({**row, "step": state.global_step})
-        guard.on_log(args, state, control, logs=row, **given)
-    guard.on_train_end(args, state, control)
-    return capsys.readouterr().out
-
-
-def test_the_metrics_of_ppo_have_other_names(tmp_path, capsys):
-    """Those of TRL's former PPO trainer, which TRL 1.16 no longer has."""
+@pytest.fixture
+def told(tmp_path, capsys):
+    """`told(rows)`: what a guard prints for them, as the callback handler passes them."""
     args = TrainingArguments(str(tmp_path), report_to="none")
+
+    def told(rows, history=(), guard=None, **given):
+        guard, control = guard or GuardCallback(), TrainerControl()
+        state = TrainerState(log_history=[*history], global_step=len(history))
+        guard.on_train_begin(args, state, control)
+        for state.global_step, row in enumerate(rows, start=len(history) + 1):
+            state.log_history.append({**row, "step": state.global_step})
+            guard.on_log(args, state, control, logs=row, **given)
+        guard.on_train_end(args, state, control)
+        return capsys.readouterr().out
+
+    return told
+
+
+WELL = {"loss": 0.1, "reward": 1.0}
+FALLEN = {"loss": 0.1, "reward": 0.1}
+
+
+def test_the_metrics_of_ppo_have_other_names(told):
+    """Those of TRL's former PPO trainer, which TRL 1.16 no longer has."""
     well = {"objective/scores": 1.0, "policy/entropy_avg": 1.0, "loss/policy_avg": 0.1}
-    rows = [*[well] * 12, *[{**well, "objective/scores": 0.1}] * 4]
-    assert "step 15: reward (warn): reward is 0.1" in told(rows, GuardCallback(), args, capsys)
-    low = [*[well] * 12, *[{**well, "policy/entropy_avg": 0.01}] * 3]
-    assert "step 15: entropy (warn)" in told(low, GuardCallback(), args, capsys)
-    nan = [well, {**well, "loss/policy_avg": float("nan")}]
-    assert "step 2: nonfinite (stop)" in told(nan, GuardCallback(), args, capsys)
+    bad = {"objective/scores": 0.1, "policy/entropy_avg": 0.01, "loss/policy_avg": 0.1}
+    found = told([*[well] * 12, *[bad] * 4, {**bad, "loss/policy_avg": float("nan")}])
+    for said in ("15: reward (warn): reward is 0.1", "15: entropy (warn)", "17: nonfinite (stop)"):
+        assert f"step {said}" in found
 
 
-def test_a_step_that_the_gradient_scaler_skips_is_no_divergence(tmp_path, capsys):
+def test_a_step_that_the_gradient_scaler_skips_is_no_divergence(told, tmp_path):
     """With fp16 it skips a step whose gradient overflows, and halves its factor."""
     weights = [torch.nn.Parameter(torch.zeros(1))]
     optimizer = Accelerator().prepare_optimizer(torch.optim.SGD(weights))
-    args = TrainingArguments(str(tmp_path), report_to="none")
     rows = [{"loss": 0.1, "grad_norm": float("inf")}]
-    assert "nonfinite (stop)" in told(rows, GuardCallback(), args, capsys, optimizer=optimizer)
+    assert "nonfinite (stop)" in told(rows, optimizer=optimizer)
     optimizer._is_overflow = True
-    assert "no rule fired" in told(rows, GuardCallback(), args, capsys, optimizer=optimizer)
+    assert "no rule fired" in told(rows, optimizer=optimizer)
     assert "grad_norm" not in (tmp_path / "guard" / "metrics.jsonl").read_text()
-    resumed = TrainerState(global_step=1, log_history=[{**rows[0], "step": 1}])
-    guard = GuardCallback()
-    guard.on_train_begin(args, resumed, TrainerControl())
-    guard.on_train_end(args, resumed, TrainerControl())
-    assert "no rule fired" in capsys.readouterr().out
+    assert "no rule fired" in told([], history=[{**rows[0], "step": 1}])
 
 
-def test_a_resumed_training_without_a_ledger_has_its_history_and_is_stopped_again(tmp_path):
-    args, control = TrainingArguments(str(tmp_path), report_to="none"), TrainerControl()
-    rewards = [*[1.0] * 12, *[0.1] * 5]
-    history = [{"loss": 0.1, "reward": r, "step": step} for step, r in enumerate(rewards, start=1)]
-    state = TrainerState(global_step=17, log_history=history)
+def test_a_resumed_training_without_a_ledger_has_its_history_and_is_stopped_again(told, tmp_path):
+    past = [*[WELL] * 12, *[FALLEN] * 5]
+    history = [{**row, "step": step} for step, row in enumerate(past, start=1)]
     guard = GuardCallback(guard_reward="stop")
-    guard.on_train_begin(args, state, control)
-    for state.global_step in (18, 19, 20):
-        assert guard.stopped_by is None
-        guard.on_log(args, state, control, logs={"loss": 0.1, "reward": 0.1})
+    told([*[FALLEN] * 3, {"train_runtime": 1.0}, {"train_runtime": 1.0, **FALLEN}], history, guard)
     assert guard.stopped_by and guard.stopped_by.step == 20
-    state.global_step = 21
-    guard.on_log(args, state, control, logs={"train_runtime": 1.0})
-    assert [row["step"] for row in read_logs(tmp_path)[0].rows] == [*range(1, 21)]
-    guard.on_log(args, state, control, logs={"train_runtime": 1.0, "reward": 0.1})
-    assert [row["step"] for row in read_logs(tmp_path)[0].rows] == [*range(1, 22)]
-    state.log_history.append({"loss": 0.1, "reward": 0.5, "step": 30})  # of a run without the guard
-    state.save_to_json(str(tmp_path / "trainer_state.json"))
+    assert [row["step"] for row in read_logs(tmp_path)[0].rows] == [*range(1, 21), 22]
+    unwatched = TrainerState(log_history=[*history, {**WELL, "step": 30}])
+    unwatched.save_to_json(str(tmp_path / "trainer_state.json"))
     assert len(read_logs(tmp_path)[0].rows) == 18
 
 
@@ -166,10 +160,8 @@ def test_arguments_and_settings_together_and_unknown_ones_are_refused():
         GuardCallback(GuardArguments(), guard_entropy="stop")
 
 
-def test_without_a_place_for_its_files_it_still_tells(tmp_path, capsys, caplog):
+def test_without_a_place_for_its_files_it_still_tells(told, tmp_path, caplog):
     (tmp_path / "guard").write_text("a file of the user")
-    args = TrainingArguments(str(tmp_path), report_to="none")
-    rows = [{"loss": 0.1, "reward": 1.0}, *[{"loss": 0.1, "reward": 0.1}] * 3]
-    assert "step 4: reward (warn)" in told(rows, GuardCallback(), args, capsys)
+    assert "step 4: reward (warn)" in told([WELL, *[FALLEN] * 3])
     (warning,) = caplog.messages
     assert warning.startswith("the guard writes no more files (")

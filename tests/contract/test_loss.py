@@ -5,10 +5,13 @@ The formulas follow the definitions and use no part of TRL's loss.
 
 import random
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from accelerate import Accelerator
 
+from tests.contract.alike import unequal
 from tests.contract.formulas import (
     ACCUMULATION,
     BETA,
@@ -22,15 +25,15 @@ from tests.contract.formulas import (
     nearby,
     scored,
 )
-from trl_ablate.losses import clipped_log_ratio, prompt_weights
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.strict import read_mapping
 from trl_ablate.settings import choices
 from trl_ablate.switches import Surrogate
-from trl_ablate.trainer.batching import ROW_WEIGHTS
+from trl_ablate.trainer.batching import DRAWN, ROW_WEIGHTS
 
 LOW, HIGH, LEAST, MOST = 0.2, 0.3, 0.001, 0.003
-CONSTANT = 9.0
+CONSTANT, MOST_TOKENS = 9.0, 12
+"""Of `length_norm_constant`, which is by default the `max_completion_length` of the fixture."""
 FAR = 0.05
 SURROGATES = choices(Surrogate)
 POLICIES = ("on-policy", "old", "old and sampler", "stale")
@@ -43,7 +46,6 @@ def drawn(number: int) -> tuple[str, dict[str, Any]]:
     settings = {
         "surrogate": surrogate,
         "length_norm": one.choice(["mean", "constant", "microbatch", "token", "prompt"]),
-        "length_norm_constant": CONSTANT,
         "epsilon": LEAST if surrogate == "probability" else LOW,
         "epsilon_high": MOST if surrogate == "probability" else HIGH,
         "beta": one.choice([0.0, BETA]),
@@ -58,6 +60,8 @@ def drawn(number: int) -> tuple[str, dict[str, Any]]:
             ["token_truncate", "token_mask", "sequence_truncate"]
         ),
         "vllm_importance_sampling_clip_max": 1.2,
+        "kl_in": one.choice(["loss", "loss", "reward"]),
+        "length_norm_constant": one.choice([CONSTANT, None]),
     }
     return policy, settings
 
@@ -109,13 +113,14 @@ def covariant(logps, advantages, mask):
 
 
 def added_terms(logps, old, ratio, batch, settings):
-    """The KL to the reference, and the distance of covariant tokens."""
+    """The KL to the reference, unless it is in the reward, and the distance of covariant tokens."""
     ref = batch["ref_per_token_logps"]
+    beta = settings["beta"] if settings["kl_in"] == "loss" else 0.0
     kl = {"k1": logps - ref, "k2": (logps - ref) ** 2 / 2, "k3": k3(logps, ref)}
     times = ratio if settings["use_bias_correction_kl"] else 1
     chosen = covariant(logps.detach(), batch["advantages"][:, None], batch["completion_mask"])
     return (
-        settings["beta"] * kl[settings["kl_estimator"]] * times
+        beta * kl[settings["kl_estimator"]] * times
         + settings["covariance_kl"] * (logps - old).abs() * chosen
     )
 
@@ -137,8 +142,8 @@ def formula(logps, batch, settings):
         mode = settings["vllm_importance_sampling_mode"]
         terms = terms * correction(now, sampling, mask, mode)
     terms = terms + added_terms(logps, old, ratio, batch, settings)
-    own = 37 / ACCUMULATION
-    divisor = {"mean": 4 * counts, "constant": 4 * CONSTANT, "microbatch": 4 * 8, "token": own,
+    own, constant = 37 / ACCUMULATION, settings["length_norm_constant"] or MOST_TOKENS
+    divisor = {"mean": 4 * counts, "constant": 4 * constant, "microbatch": 4 * 8, "token": own,
                "prompt": own}[settings["length_norm"]]  # fmt: skip
     terms = terms * batch.get(ROW_WEIGHTS, torch.ones(4))[:, None]
     loss = (terms * mask / divisor).sum() / ACCUMULATION
@@ -196,8 +201,9 @@ def test_what_is_added_to_a_loss(
     make_trainer, batch, loss_type, beta, estimator, covariance, corrected
 ):
     """To value and gradient, off-policy; and the mean KL, which is logged."""
-    settings = {"beta": beta, "kl_estimator": estimator, "covariance_kl": covariance,
-                "use_bias_correction_kl": corrected, "covariance_share": 0.15}  # fmt: skip
+    settings = {"beta": beta, "kl_in": "loss", "kl_estimator": estimator,
+                "use_bias_correction_kl": corrected, "covariance_kl": covariance,
+                "covariance_share": 0.15}  # fmt: skip
     found, mask = [], batch["completion_mask"]
     for one in ({}, settings):
         trainer = amid_a_step(make_trainer(loss_type=loss_type, **one), ACCUMULATION)
@@ -220,6 +226,7 @@ def test_what_is_added_to_a_loss(
     [
         ({"loss_type": "grpo"}, "beta", "beta", 0.1),
         ({"kl_estimator": "k2"}, "beta", "beta", 0.1),
+        ({"epsilon_high": 0.1}, "epsilon", "epsilon_low", 0.1),
         ({"surrogate": "geometric", "epsilon_high": 0.1}, "epsilon", "epsilon_low", 0.1),
         ({"surrogate": "probability", "epsilon": 1e-3}, "epsilon_high", "epsilon_high", 1e-3),
     ],
@@ -228,7 +235,7 @@ def test_what_is_added_to_a_loss(
 def test_what_is_changed_on_the_trainer_is_what_the_loss_takes(
     make_trainer, batch, settings, setting, attribute, low
 ):
-    """As a callback may do in the middle of a training; TRL's loss reads it there."""
+    """And logs, as a callback may do in the middle of a training; TRL's loss reads it there."""
     found = []
     for given, now in ((3 * low, 3 * low), (low, 3 * low), (low, low)):
         trainer = amid_a_step(make_trainer(**{**settings, setting: given}), ACCUMULATION)
@@ -237,7 +244,8 @@ def test_what_is_changed_on_the_trainer_is_what_the_loss_takes(
         inputs = {**batch, "old_per_token_logps": old, "ref_per_token_logps": ref}
         inputs[ROW_WEIGHTS] = torch.full((4,), 0.5)
         loss = trainer._compute_loss(trainer.model, inputs)
-        found.append([loss.item(), *gradients(loss, trainer.model).tolist()])
+        clipped = last_logged(trainer)["clip_fraction"]
+        found.append([loss.item(), clipped, *gradients(loss, trainer.model).tolist()])
     assert found[1] == found[0] != found[2]
 
 
@@ -296,26 +304,74 @@ def test_what_the_rewards_of_groups_make_of_the_loss(
     assert_loss_is(trainer, ready, formula)
 
 
-def test_length_norm_constant_defaults_to_max_completion_length(make_trainer, batch):
-    losses = []
-    for constant in (None, 12.0):  # the fixture's max_completion_length
-        trainer = make_trainer(length_norm="constant", length_norm_constant=constant)
-        losses.append(amid_a_step(trainer)._compute_loss(trainer.model, batch).item())
-    assert losses[0] == losses[1]
+# What is logged of it; that regrouping changes no metric is in `test_differential`
 
 
-def test_the_weight_of_a_prompt_by_hand():
-    # tokens 8 + 4, 2 + 1, 0 + 0; with all kept: 15 / 3 = 5, so 5/12, 5/3 and 0
-    tokens = torch.tensor([[8, 4], [2, 1], [0, 0]])
-    kept = torch.ones(3, dtype=torch.bool)
-    assert prompt_weights(tokens, kept).tolist() == pytest.approx([5 / 12, 5 / 3, 0])
-    # without the first: 3 / 2
-    kept = torch.tensor([False, True, True])
-    assert prompt_weights(tokens, kept).tolist() == pytest.approx([0, 0.5, 0])
-    assert prompt_weights(tokens, ~kept & kept).tolist() == [0, 0, 0]
-    assert prompt_weights(torch.full((3, 4), 7), torch.ones(3).bool()).tolist() == [1, 1, 1]
+def training(make_trainer, **settings):
+    """The logged rows of a training that is off-policy in two of three steps."""
+    off_policy = {"num_iterations": 3, "learning_rate": 1.0, "optim": "sgd", "max_steps": 3}
+    trainer = make_trainer(extras={"rollout_func": unequal}, **{**off_policy, **settings})
+    trainer.train()
+    return [row for row in trainer.state.log_history if "loss" in row]
 
 
-def test_an_epsilon_of_one_holds_no_token_below():
-    ratio, advantage = torch.tensor([[-50.0]]), torch.tensor([[-1.0]])
-    assert clipped_log_ratio(ratio, advantage, 1.0, HIGH).item() == -50.0
+@pytest.mark.parametrize(
+    "settings",
+    [{"loss_type": "grpo"}, {"loss_type": "cispo", "epsilon_high": 1.01}, {"loss_type": "vespo"}],
+    ids=str,
+)
+def test_regrouping_changes_no_metric_of_rejected_completions(make_trainer, batch, settings):
+    found = []
+    for drawn in ({}, {DRAWN: torch.zeros(4, dtype=torch.long)}):
+        trainer = make_trainer(sampler_dtype="int8", sampler_gap_limit=0.1, epsilon=0.01,
+                               vllm_importance_sampling_correction=False, **settings)  # fmt: skip
+        amid_a_step(trainer)
+        old, sampling = (nearby(trainer.model, batch, 0.3, seed) for seed in (7, 8))
+        inputs = {"old_per_token_logps": old, "sampling_per_token_logps": sampling}
+        trainer.mismatch.record = Mock(wraps=trainer.mismatch.record)
+        trainer._compute_loss(trainer.model, {**batch, **inputs, **drawn})
+        kept = trainer.mismatch.record.call_args.args[0].kept_N1
+        found.append(dict(trainer._metrics["train"]))
+    assert 0 < kept.sum() < 4
+    assert found[0] == {name: pytest.approx(value, rel=1e-5) for name, value in found[1].items()}
+
+
+def test_the_clip_fraction_of_cispo_is_trls(make_trainer):
+    """With one microbatch per step, TRL's mean over microbatches is the mean over tokens."""
+    rows = training(
+        make_trainer, loss_type="cispo", epsilon_high=1.002, gradient_accumulation_steps=1,
+        per_device_train_batch_size=8,
+    )  # fmt: skip
+    assert max(row["cispo_clip_ratio"] for row in rows) > 0.1
+    for row in rows:
+        assert row["clip_fraction"] == pytest.approx(row["cispo_clip_ratio"], abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("settings", "least", "most"),
+    [
+        ({"loss_type": "sapo"}, 0.1, 1),
+        ({"loss_type": "vespo"}, 0.1, 1),
+        # far outside of the clip range, only delta changes the gradient of a negative advantage
+        ({"loss_type": "grpo"}, 0, 0),
+        ({"loss_type": "grpo", "delta": 1.01}, 0.05, 0.6),
+    ],
+    ids=str,
+)
+def test_what_counts_as_clipped_off_policy(make_trainer, settings, least, most):
+    """And nothing on-policy."""
+    settings |= {"learning_rate": 10.0, "max_grad_norm": 1e9, "epsilon": 1e6}
+    on_policy, off_policy, _ = training(make_trainer, **settings)
+    assert on_policy["clip_fraction"] == 0.0
+    assert least <= off_policy["clip_fraction"] <= most
+
+
+def test_sums_stay_off_devices_without_float64(make_trainer, monkeypatch):
+    """As on Apple's GPUs: the sums are never moved to the device."""
+    trainer = make_trainer(max_steps=1)
+    trainer.train()
+    trainer.ratio_sums.add("train", torch.tensor([3.0, 1.0, 4.0]))
+    monkeypatch.setattr(Accelerator, "device", torch.device("mps"))
+    trainer.log({})
+    logged = trainer.state.log_history[-1]
+    assert (logged["mean_ratio"], logged["clip_fraction"]) == (0.75, 0.25)

@@ -1,4 +1,4 @@
-"""A training stopped at a random step and resumed gives the same result as one without a stop.
+"""A training resumed from a checkpoint of a random step ends as the one that wrote it.
 
 Random valid settings and real generation; weights must be bit-equal, and all logged rows equal
 except times. `TRL_ABLATE_CONFIGS=200` tests 200 cases; the number of a case determines
@@ -32,25 +32,23 @@ def reward(completions, **kwargs):
     return [sum(map(ord, text)) % 7 / 3 for text in completions]
 
 
-class StopAt(TrainerCallback):
-    """Saves and stops after a given optimizer step."""
+class SaveAt(TrainerCallback):
+    """Saves after a given optimizer step."""
 
     def __init__(self, step: int):
         self._step = step
 
     def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == self._step:
-            control.should_save = control.should_training_stop = True
-        return control
+        control.should_save = state.global_step == self._step
 
 
 @dataclass(frozen=True)
 class Case:
-    """A training, and the step after which it stops."""
+    """A training, and the step after which it saves."""
 
     settings: dict[str, Any]
     questions: int
-    stop: int
+    save: int
     adapter: str = "none"
     """Or a `new` one, or the `same` that was trained before: TRL keeps a copy as the reference."""
     stream: bool = False
@@ -132,10 +130,10 @@ def trained_adapter(tiny_model, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def train(make_trainer, trained_adapter, tmp_path):
-    """`train(case, folder, stop=..., resume=...)`: the trainer after its training."""
+    """`train(case)`: the trainer after its training; `resumed=True`: from its checkpoint."""
     from peft import LoraConfig, PeftModel
 
-    def train(case: Case, folder: str, stop: int | None = None, resume: Path | None = None):
+    def train(case: Case, resumed: bool = False):
         def build(model, train_dataset, **arguments):
             if case.adapter == "same":
                 base = AutoModelForCausalLM.from_pretrained(model)
@@ -146,12 +144,12 @@ def train(make_trainer, trained_adapter, tmp_path):
             return AblationTrainer(model, train_dataset=dataset, **arguments)
 
         new = {"peft_config": LoraConfig(r=4)} if case.adapter == "new" else {}
-        output = {"output_dir": str(tmp_path / folder)}
         settings = {"max_completion_length": 4, **case.settings}
-        trainer = make_trainer(build, reward=reward, extras=new, **output, **settings)
-        if stop:
-            trainer.add_callback(StopAt(stop))
-        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        trainer = make_trainer(build, reward=reward, extras=new, **settings)
+        if not resumed:
+            trainer.add_callback(SaveAt(case.save))
+        checkpoint = str(tmp_path / "run" / f"checkpoint-{case.save}")
+        trainer.train(resume_from_checkpoint=checkpoint if resumed else None)
         return trainer
 
     return train
@@ -166,18 +164,16 @@ def rows(trainer: AblationTrainer) -> list[str]:
 
 
 @pytest.fixture
-def check(train, tmp_path):
+def check(train):
     """`check(case)`: the resumed training logs the same rows and ends with the same weights."""
 
     def check(case: Case) -> None:
-        whole = train(case, "whole")
-        assert train(case, "run", stop=case.stop).state.global_step == case.stop
-        resumed = train(case, "run", resume=tmp_path / "run" / f"checkpoint-{case.stop}")
+        whole, resumed = train(case), train(case, resumed=True)
         assert resumed.state.global_step == whole.state.global_step == whole.state.max_steps
         assert rows(resumed) == rows(whole)
         if counts_the_steps_of_this_call(resumed) and resumed.args.logging_steps == 1:
             losses = [row["loss"] for row in whole.state.log_history if "loss" in row]
-            mean = sum(losses[case.stop :]) / len(losses[case.stop :])
+            mean = sum(losses[case.save :]) / len(losses[case.save :])
             found = resumed.state.log_history[-1]["train_loss"]
             assert found == pytest.approx(mean, rel=1e-4, abs=1e-9)
         assert repr(resumed.latest_rollouts()) == repr(whole.latest_rollouts())
@@ -190,32 +186,19 @@ def check(train, tmp_path):
 
 
 OFF_POLICY = {"steps_per_generation": 2, "num_iterations": 2, "gradient_accumulation_steps": 1}
-ADAPTIVE = {"use_adaptive_entropy": True, "entropy_target": 100.0, "entropy_coef_delta": 0.01}
-FOLLOWS = {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 2}
 RESAMPLED = {"group_filter": "resample", "max_resample_rounds": 1, "reward_noise": 0.5}
+STALE = {"rollout_staleness": 1, "sampler_dtype": "int8"}
 NAMED = {
-    "in the third epoch": Case({"max_steps": 9}, questions=6, stop=7),
-    "at the end of an epoch": Case({"max_steps": 6}, questions=6, stop=3),
-    "between two logged rows": Case({"max_steps": 6, "logging_steps": 4}, questions=8, stop=2),
-    "within a rollout batch": Case({"max_steps": 9, **OFF_POLICY}, questions=8, stop=6),
-    "adaptive entropy": Case({"max_steps": 5, **ADAPTIVE}, questions=8, stop=3),
-    "a reference that follows": Case({"max_steps": 6, **FOLLOWS}, questions=8, stop=4),
-    "stale rollouts": Case({"max_steps": 6, "rollout_staleness": 2}, questions=8, stop=4),
-    "stale rollouts, reused": Case(
-        {"max_steps": 9, **OFF_POLICY, "rollout_staleness": 1, "sampler_dtype": "int8"}, 8, stop=6
-    ),
+    "in the third epoch": Case({"max_steps": 9}, questions=6, save=7),
     "stale rollouts, between two of their microbatches": Case(
-        {"max_steps": 9, **OFF_POLICY, "rollout_staleness": 1}, questions=8, stop=5
+        {"max_steps": 9, **OFF_POLICY, **STALE}, questions=8, save=5
     ),
-    "a truncated sampler": Case(
-        {"max_steps": 9, **OFF_POLICY, "top_k": 20, "correct_truncation": True}, 8, stop=6
-    ),
-    "resampled groups": Case({"max_steps": 9, **OFF_POLICY, **RESAMPLED}, questions=12, stop=6),
-    "an adapter trained before": Case({"max_steps": 4, "beta": 0.1}, 8, stop=2, adapter="same"),
-    "three epochs": Case({"max_steps": -1, "num_train_epochs": 3}, questions=7, stop=5),
-    "two workers": Case({"max_steps": 6, "dataloader_num_workers": 2}, questions=6, stop=4),
-    "a stream, in its first pass": Case({"max_steps": 5}, questions=12, stop=3, stream=True),
+    "resampled groups": Case({"max_steps": 9, **OFF_POLICY, **RESAMPLED}, questions=12, save=6),
+    "three epochs": Case({"max_steps": -1, "num_train_epochs": 3}, questions=7, save=5),
+    "two workers": Case({"max_steps": 6, "dataloader_num_workers": 2}, questions=6, save=4),
+    "a stream, in its first pass": Case({"max_steps": 5}, questions=12, save=3, stream=True),
 }
+"""What the random cases do not draw, or rarely."""
 
 
 @pytest.mark.sample(1)
@@ -224,23 +207,19 @@ def test_where_stock_goes_on_differently(check, case):
     check(case)
 
 
-def test_a_stream_that_is_resumed_in_its_second_pass_is_warned_of(train, tmp_path, caplog):
-    case = Case({"max_steps": 4}, questions=4, stop=3, stream=True)
-    train(case, "run", stop=3)
-    train(case, "run", resume=tmp_path / "run" / "checkpoint-3")
-    assert "resuming is exact only in the first epoch" in caplog.text
-
-
-def test_tied_weights_are_not_missing(train, tmp_path, monkeypatch):
-    warned = []
-    monkeypatch.setattr("transformers.trainer.logger.warning", warned.append)
-    case = Case({"max_steps": 3}, questions=4, stop=2)
-    assert train(case, "run", stop=2).model.all_tied_weights_keys
-    train(case, "run", resume=tmp_path / "run" / "checkpoint-2")
-    assert not warned
-
-
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("number", CONFIGS)
 def test_stopped_and_resumed(check, number):
     check(drawn(number))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_resumed_training_warns_of(train, caplog, monkeypatch, stream):
+    """Of a stream in its second pass, and of nothing else, such as tied weights."""
+    warned = []
+    monkeypatch.setattr("transformers.trainer.logger.warning", warned.append)
+    case = Case({"max_steps": 4}, questions=4, save=3, stream=stream)
+    assert train(case).model.all_tied_weights_keys
+    train(case, resumed=True)
+    assert ("resuming is exact only in the first epoch" in caplog.text) is stream
+    assert not warned

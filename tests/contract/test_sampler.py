@@ -9,7 +9,6 @@ from tests.contract.alike import Script, unequal, weights
 from tests.contract.formulas import (
     amid_a_step,
     assert_same,
-    generated,
     gradients,
     last_logged,
     logits_of,
@@ -18,19 +17,22 @@ from tests.contract.formulas import (
 from trl_ablate import ConfigurationError
 from trl_ablate.losses import importance_ratio
 from trl_ablate.rounding import rounded
-from trl_ablate.trainer.mismatch import Fact, effective_sample_size
 from trl_ablate.trainer.sampler import check_text, truncated_logps
 
 STEPS = 4
+GAP = "sampling/sampling_logp_difference/mean"
 FAST = {"optim": "sgd", "learning_rate": 1.0, "max_steps": STEPS, "max_grad_norm": 1e9}
 
 
 def watched(make_trainer, **settings):
-    """The policy's weights at each GRPO step, and those that generated its rollouts."""
+    """The policy's weights at each GRPO step, as they are for the sampler, and those that generated
+    its rollouts."""
     policy, sampled = [], []
 
     def reward(completions, **kwargs):
-        policy.append(weights(trainer))
+        dtype = trainer.args.sampler_dtype
+        own = [one.detach() for one in trainer.model.parameters()]
+        policy.append(torch.cat([(rounded(x, dtype) if dtype else x).flatten() for x in own]))
         return [sum(map(ord, text)) % 7 / 3 for text in completions]
 
     trainer = make_trainer(reward=reward, **{**FAST, **settings})
@@ -45,14 +47,29 @@ def watched(make_trainer, **settings):
     return trainer, policy, sampled
 
 
-@pytest.mark.parametrize("k", [0, 2, 9])
-def test_rollouts_come_from_the_weights_of_k_steps_ago(make_trainer, k):
-    """At the start, and if k is larger than the steps done, from the first weights."""
-    _, policy, sampled = watched(make_trainer, rollout_staleness=k)
+@pytest.mark.parametrize(
+    ("k", "settings"),
+    [
+        (0, {}),
+        (2, {}),
+        (9, {"num_iterations": 2, "max_steps": 2 * STEPS}),
+        (0, {"sampler_dtype": "bfloat16"}),
+        (1, {"sampler_dtype": "int8"}),
+    ],
+)
+def test_rollouts_come_from_the_rounded_weights_of_k_steps_ago(make_trainer, k, settings):
+    """At the start, and if k is larger than the steps done, from the first weights; then, there is
+    no gap to log but that of rounding."""
+    trainer, policy, sampled = watched(make_trainer, rollout_staleness=k, **settings)
     assert len(policy) == len(sampled) == STEPS
     for step in range(STEPS):
         assert torch.equal(sampled[step], policy[max(0, step - k)])
         assert step == 0 or not torch.equal(policy[step], policy[step - 1])
+    gaps = [row[GAP] for row in trainer.state.log_history if GAP in row]
+    assert trainer.args.sampler_differs == bool(gaps)
+    assert not gaps or max(gaps) > 1e-4
+    assert "sampler_dtype" in settings or not gaps or gaps[0] == pytest.approx(0, abs=1e-5)
+    assert "sampler_dtype" not in settings or not torch.equal(sampled[-1], weights(trainer))
 
 
 def test_several_rounds_of_a_step_count_once(make_trainer):
@@ -62,14 +79,6 @@ def test_several_rounds_of_a_step_count_once(make_trainer):
     )  # fmt: skip
     assert len(sampled) == 3 * STEPS
     assert all(torch.equal(one, policy[0]) for one in sampled)  # every step is skipped
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "int8"])
-def test_rollouts_come_from_rounded_weights(make_trainer, dtype):
-    start = [one.detach().clone() for one in make_trainer().model.parameters()]
-    _, policy, sampled = watched(make_trainer, sampler_dtype=dtype, max_steps=1)
-    assert torch.equal(sampled[0], torch.cat([rounded(one, dtype).flatten() for one in start]))
-    assert not torch.equal(sampled[0], policy[0])
 
 
 @pytest.mark.parametrize("corrected", [True, False])
@@ -103,30 +112,6 @@ def test_completions_far_from_the_sampler_leave_the_loss(make_trainer, batch, lo
     row = last_logged(limited)
     by_length = kept[lengths.argsort()].logical_not().float().tolist()
     assert [row[f"sampling/dropped/q{quarter}"] for quarter in (1, 2, 3, 4)] == by_length
-
-
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_metrics_of_the_mismatch(make_trainer, epochs):
-    trainer, _, _ = watched(
-        make_trainer, rollout_staleness=1, num_iterations=epochs, max_steps=2 * epochs,
-        vllm_importance_sampling_mode="token_truncate",
-    )  # fmt: skip
-    rows = [row for row in trainer.state.log_history if "grad_norm" in row]
-    gaps = [row.get("sampling/sampling_logp_difference/mean", 0) for row in rows]
-    assert gaps[0] == pytest.approx(0, abs=1e-5)  # the first rollouts are fresh
-    assert max(gaps) > 1e-3
-    assert all(0 < row["sampling/effective_sample_size"] <= 1 + 1e-6 for row in rows)
-    assert {f"sampling/dropped/q{place}" for place in (1, 2, 3, 4)} <= rows[-1].keys()
-
-
-# r = 1 1 | 2 0 (two tokens each): (4)² / (4 · (1 + 1 + 4)) = 16 / 24
-def test_the_effective_sample_size_by_hand():
-    rows = torch.zeros(2, len(Fact))
-    rows[0, [Fact.RATIO_SUM, Fact.RATIO_COUNT, Fact.RATIO_SQUARES]] = torch.tensor([2.0, 2, 2])
-    rows[1, [Fact.RATIO_SUM, Fact.RATIO_COUNT, Fact.RATIO_SQUARES]] = torch.tensor([2.0, 2, 4])
-    found = effective_sample_size(rows)
-    assert found == {"sampling/effective_sample_size": pytest.approx(16 / 24)}
-    assert effective_sample_size(torch.zeros(1, len(Fact))) == {}
 
 
 def test_evaluation_is_by_the_policy(make_trainer):
@@ -179,128 +164,104 @@ def test_the_gap_to_an_engine_is_that_of_the_policy_before_its_updates(make_trai
                                sampler_gap_limit=99.0, num_iterations=2, **FAST)  # fmt: skip
         trainer.train()
     rows = [row for row in trainer.state.log_history if "grad_norm" in row]
-    gaps = [row["sampling/sampling_logp_difference/mean"] for row in rows]
+    gaps = [row[GAP] for row in rows]
     assert gaps[1::2] == pytest.approx(gaps[:-1:2])
 
 
 # p = .5 .25 .125 .125; the ratio of the policy to the sampler is Z, the sum of the kept ones
 @pytest.mark.parametrize(
-    ("rule", "z"),
+    ("rule", "token", "z"),
     [
-        ({"top_k": 1}, 0.5),
-        ({"top_k": 2}, 0.75),
-        ({"top_p": 0.6}, 0.75),
-        ({"min_p": 0.4}, 0.75),
-        ({"min_p": 0.2}, 1.0),
-        ({"top_k": 2, "top_p": 0.6}, 0.5),  # top_p 0.6 of 2/3 and 1/3 keeps the first
+        ({"top_k": 1}, 0, 0.5),
+        ({"top_p": 0.6}, 0, 0.75),
+        ({"min_p": 0.4}, 0, 0.75),
+        ({"min_p": 0.2}, 0, 1.0),
+        ({"top_k": 2, "top_p": 0.6}, 0, 0.5),  # top_p 0.6 of 2/3 and 1/3 keeps the first
+        ({"top_k": 1}, 3, 1.0),  # a token that is not kept is not corrected
     ],
     ids=str,
 )
-def test_truncated_log_probabilities_by_hand(rule, z):
+def test_truncated_log_probabilities_by_hand(rule, token, z):
     p = torch.tensor([0.5, 0.25, 0.125, 0.125])
     logits = p.log().expand(2, 3, 4) + torch.tensor([1.0, -2.0])[:, None, None]
-    got = truncated_logps(logits, torch.zeros(2, 3, dtype=torch.long), **rule)
-    assert got.exp().tolist() == [[pytest.approx(0.5 / z)] * 3] * 2
+    got = truncated_logps(logits, torch.full((2, 3), token), **rule)
+    assert got.exp().tolist() == [[pytest.approx(p[token].item() / z)] * 3] * 2
 
 
-def test_a_token_that_is_not_kept_is_not_corrected():
-    logits = torch.tensor([[[0.5, 0.25, 0.25]]]).log()
-    got = truncated_logps(logits, torch.tensor([[2]]), top_k=1)
-    assert got.exp().item() == pytest.approx(0.25)
+TOP_P = {"top_p": 0.7, "correct_truncation": True}
 
 
-@pytest.mark.parametrize("corrected", [True, False])
-@pytest.mark.sample(3)
 @pytest.mark.parametrize(
-    "rule", [{"top_p": 0.7}, {"top_k": 20}, {"min_p": 0.6}, {"top_p": 0.7, "sampler_dtype": "int8"}]
+    "settings",
+    [
+        TOP_P,
+        {**TOP_P, "num_iterations": 2, "sampler_dtype": "bfloat16"},
+        {"top_p": 0.7, "num_iterations": 2, "sampler_dtype": "bfloat16"},
+        {"top_k": 20, "correct_truncation": True, "vllm_importance_sampling_correction": False},
+        {"min_p": 0.6, "correct_truncation": True, "num_iterations": 2},
+        {"top_p": 0.7},
+    ],
+    ids=str,
 )
-def test_a_truncated_sampler(make_trainer, rule, corrected):
-    """Its log-probabilities are kept; the ratio, the gap and the sample size are those of Z."""
-    trainer = make_trainer(
-        correct_truncation=True, temperature=0.2, vllm_importance_sampling_mode="token_truncate",
-        vllm_importance_sampling_correction=corrected, max_steps=1, generation_batch_size=8,
-        learning_rate=0.0, **rule,
-    )  # fmt: skip
-    seen, gaps = [], []
-    compute_loss = trainer._compute_loss
-    trainer._compute_loss = lambda model, part: (seen.append(part), compute_loss(model, part))[1]
-    trainer.train()
-    (row,) = [row for row in trainer.state.log_history if "grad_norm" in row]
-    limits = {name: value for name, value in rule.items() if name != "sampler_dtype"}
-    for one in seen:
-        mask, ids = one["completion_mask"].bool(), one["completion_ids"]
-        of_policy = all_logits(trainer.model, one).div(0.2).log_softmax(-1)
-        with trainer._sampling_weights():
-            of_sampler = truncated_logps(all_logits(trainer.model, one) / 0.2, ids, **limits)
-        kept = one["sampling_per_token_logps"]
-        torch.testing.assert_close(kept[mask], of_sampler[mask], atol=1e-4, rtol=1e-4)
-        gaps.append((of_policy.gather(2, ids[..., None])[..., 0] - of_sampler)[mask])
-    gap = torch.cat(gaps)
-    assert gap.abs().max() > 0.01
-    assert "sampler_dtype" in rule or gap.max() <= 1e-4
-    logged = row["sampling/sampling_logp_difference/mean"]
-    assert logged == pytest.approx(gap.abs().mean().item(), rel=1e-3)
-    ratio = gap.exp().clamp(max=3) if corrected else torch.ones_like(gap)
-    size = ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())
-    assert row["sampling/effective_sample_size"] == pytest.approx(size.item(), rel=1e-4)
-    least = row["sampling/importance_sampling_ratio/min"]
-    assert least == pytest.approx(ratio.min().item(), rel=1e-3)
-    assert [row[f"sampling/dropped/q{place}"] for place in (1, 2, 3, 4)] == [0] * 4
-
-
-def all_logits(model, output):
-    with torch.no_grad():
-        return logits_of(model, output)
-
-
-@pytest.mark.parametrize("corrected", [False, True])
-@pytest.mark.parametrize("dtype", [None, "bfloat16"])
-def test_only_what_is_asked_for_is_corrected(make_trainer, dtype, corrected):
+def test_only_what_is_asked_for_is_corrected(make_trainer, settings):
     """The sampler's log p, less log Z if truncation is corrected. As without a sampler, the minimum
-    length is not; but Z is that of the tokens which it leaves. Rollouts used twice have a ratio."""
-    trainer = make_trainer(min_tokens=4, temperature=0.2, top_p=0.7, generation_batch_size=8,
-                           sampler_dtype=dtype, correct_truncation=corrected, num_iterations=2,
-                           vllm_importance_sampling_mode="token_truncate")  # fmt: skip
+    length is not; but Z is that of the tokens which it leaves."""
+    trainer = make_trainer(
+        min_tokens=4, temperature=0.2, generation_batch_size=8, max_steps=1, learning_rate=0.0,
+        vllm_importance_sampling_mode="token_truncate", **settings,
+    )  # fmt: skip
     with torch.no_grad():  # an end is likely, so that forbidding it changes which tokens are kept
         trainer.model.lm_head.weight[trainer.eos_token_ids] *= 5
-    output = generated(trainer)
-    if not trainer.args.sampler_differs:
-        assert "sampling_per_token_logps" not in output
-        return
-    ids = output["completion_ids"][..., None]
-    with trainer._sampling_weights():
-        logits = all_logits(trainer.model, output) / 0.2
-    expected = logits.log_softmax(-1).gather(2, ids)[..., 0]
-    if corrected:
-        logits[:, :4, trainer.eos_token_ids] = -torch.inf
-        p, order = logits.softmax(-1).sort(descending=True)
-        p[p.cumsum(-1) - p >= 0.7] = 0.0
-        z, kept = p.sum(-1).log(), (order == ids).logical_and(p > 0).any(-1)
-        expected = expected - z.where(kept, 0.0)
-        assert z[:, :4].min() < -0.01
-    mask = output["completion_mask"].bool()
-    found = output["sampling_per_token_logps"]
-    torch.testing.assert_close(found[mask], expected[mask], atol=1e-4, rtol=1e-4)
-    ratio = (output["old_per_token_logps"] - found).exp().clamp(max=3)[mask]
-    torch.testing.assert_close(output["importance_sampling_ratio"][mask], ratio)
-    assert (ratio - 1).abs().max() > 1e-3
-
-
-def test_without_the_switch_truncation_is_that_of_stock(make_trainer):
-    trainer = make_trainer(top_p=0.7, max_steps=1)
+    seen, compute_loss = [], trainer._compute_loss
+    trainer._compute_loss = lambda model, part: (seen.append(part), compute_loss(model, part))[1]
     trainer.train()
-    assert not trainer.args.sampler_differs
-    assert not [name for row in trainer.state.log_history for name in row if "sampling/" in name]
+    row = trainer.state.log_history[0]
+    if not trainer.args.sampler_differs:
+        assert not [name for name in (*row, *seen[0]) if "sampling" in name]
+        return
+    limits = {name: settings[name] for name in ("top_p", "top_k", "min_p") if name in settings}
+    gaps, ratios = [], []
+    for one in seen:
+        mask, ids = one["completion_mask"].bool(), one["completion_ids"]
+        of_policy = log_p(tempered(trainer.model, one), ids)
+        with trainer._sampling_weights():
+            logits = tempered(trainer.model, one)
+        expected = log_p(logits, ids)
+        if trainer.args.correct_truncation:
+            logits[:, :4, trainer.eos_token_ids] = -torch.inf
+            log_z = log_p(logits, ids) - truncated_logps(logits, ids, **limits)
+            expected = expected - log_z
+            assert log_z[:, :4].min() < -0.01
+        found = one["sampling_per_token_logps"]
+        torch.testing.assert_close(found[mask], expected[mask], atol=1e-4, rtol=1e-4)
+        gaps.append((of_policy - expected)[mask])
+        if "num_iterations" in settings:  # else the loss computes it
+            ratios.append(one["importance_sampling_ratio"][mask])
+    gap = torch.cat(gaps)
+    ratio = gap.exp().clamp(max=3)
+    assert (ratio - 1).abs().max() > 1e-3
+    if ratios:
+        torch.testing.assert_close(torch.cat(ratios), ratio, atol=1e-3, rtol=1e-3)
+    if not trainer.args.vllm_importance_sampling_correction:
+        ratio = torch.ones_like(ratio)
+    size = ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())
+    assert row[GAP] == pytest.approx(gap.abs().mean().item(), rel=1e-3)
+    assert row["sampling/effective_sample_size"] == pytest.approx(size.item(), rel=1e-3)
+    least = row["sampling/importance_sampling_ratio/min"]
+    assert least == pytest.approx(ratio.min().item(), rel=1e-3)
 
 
-@pytest.mark.parametrize("sharded", ["is_fsdp_enabled", "is_deepspeed_enabled"])
-def test_sharded_weights_cannot_be_exchanged(make_trainer, sharded):
-    trainer = make_trainer(rollout_staleness=1)
-    trainer.model.train()
-    setattr(trainer, sharded, True)
-    refused = pytest.raises(ConfigurationError, match="which FSDP and DeepSpeed shard")
-    with refused, trainer._sampling_weights():
-        pass
+@torch.no_grad()
+def tempered(model, batch):
+    return logits_of(model, batch) / 0.2
+
+
+def log_p(logits, ids):
+    return logits.log_softmax(-1).gather(2, ids[..., None])[..., 0]
+
+
+def refused(said):
+    return pytest.raises(ConfigurationError, match=said)
 
 
 @pytest.mark.parametrize(
@@ -308,13 +269,18 @@ def test_sharded_weights_cannot_be_exchanged(make_trainer, sharded):
     [("rollout_staleness", 1), ("sampler_dtype", "int8"), ("correct_truncation", True)],
 )
 def test_a_function_that_samples_by_itself_is_refused(make_trainer, name, value):
-    with pytest.raises(ConfigurationError, match=f"rollout_func .* {name} {value}"):
+    with refused(f"rollout_func .* {name} {value}"):
         make_trainer(**{name: value}, top_p=0.9, extras={"rollout_func": unequal})
 
 
-def test_prompts_with_images_are_refused():
+def test_sharded_weights_and_images_are_refused(make_trainer):
+    trainer = make_trainer(rollout_staleness=1)
+    trainer.model.train()
+    trainer.is_deepspeed_enabled = True
+    with refused("which FSDP and DeepSpeed shard"), trainer._sampling_weights():
+        pass
     check_text(None)
-    with pytest.raises(ConfigurationError, match="for text only, but a prompt has images"):
+    with refused("for text only, but a prompt has images"):
         check_text([["an image"]])
 
 

@@ -13,15 +13,11 @@ from trl.kernels import chunked_logprob
 from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 from trl.trainer import utils as trl_utils
 
-from tests.contract.alike import AS_DRAWN, unequal, weights
-from tests.contract.test_architectures import (
-    of_sharing,
-    rows_of_three_prompts,
-    saved,
-    small_model,
-)
+from tests.contract.alike import AS_DRAWN, weights
+from tests.contract.test_architectures import of_sharing, rows_of_three_prompts, small_model
 from trl_ablate import ConfigurationError
 from trl_ablate.trainer import forward_passes
+from trl_ablate.trainer.architectures import check_packs
 from trl_ablate.trainer.shared_prompts import computed_tokens
 
 VARIED = {"stop": ["1", "2", "a", "e"], "max_completion_length": 40,
@@ -31,6 +27,7 @@ PLAIN_SGD = {"optim": "sgd", "learning_rate": 1.0, "max_steps": 2, "max_grad_nor
 PLAIN = {"share_prompts": False, "skip_idle_rows": False}
 SPEEDUPS = {
     "trimmed": (AS_DRAWN, {}),
+    "split": (AS_DRAWN, {"share_prompts": False}),
     "packed": ({"padding_free": False, **PLAIN}, {"padding_free": True, **PLAIN}),
     "shared": (PLAIN, {"share_prompts": True, "skip_idle_rows": True}),
 }
@@ -50,14 +47,12 @@ CASES = [
         {"length_norm": "token", "rollout_staleness": 1, "sampler_dtype": "int8"},
     ]),
     *((name, settings) for name in ("packed", "shared") for settings in [
-        {},
-        {"length_norm": "constant", "scale_rewards": "none"},
-        {"gradient_checkpointing": True},
-        {"extras": LORA},
-        KL_TWICE,
+        {}, {"length_norm": "constant", "scale_rewards": "none"}, {"gradient_checkpointing": True},
+        {"extras": LORA}, KL_TWICE,
     ]),
     ("shared", {"entropy_coef": 0.1}),
     ("shared", {"group_filter": "drop"}),
+    ("split", KL_TWICE),
 ]  # fmt: skip
 
 
@@ -93,21 +88,25 @@ def calls(monkeypatch) -> dict[str, Mock]:
 )  # fmt: skip
 def test_a_speed_up_changes_no_gradient_and_no_metric(make_trainer, calls, speedup, settings):
     """Two SGD steps with and without it agree to 5e-6 of the largest change of a weight."""
-    ends, logs = [], []
+    ends, logs, passes = [], [], []
     for on, how in enumerate(SPEEDUPS[speedup]):
         torch.manual_seed(0)  # an adapter starts with random weights
         reward = {"reward": half_idle} if speedup == "shared" else {}
         trainer = make_trainer(**{**VARIED, **PLAIN_SGD, **reward, **how, **settings})
+        if on and speedup == "split":
+            trainer._passes = replace(trainer._passes, least_saved=1)
         start = weights(trainer)
         trainer.train()
-        if speedup != "trimmed":
+        if speedup in calls:
             assert calls[speedup].called == bool(on)
+        passes.append(calls["head"].call_count)
         ends.append((start, weights(trainer)))
         logs.append([row for row in trainer.state.log_history if "loss" in row])
     (start, plain), (same, less) = ends
     moved = (plain - start).abs().max()
     assert torch.equal(start, same) and moved > 3e-5
     assert (less - plain).abs().max() < 5e-6 * moved
+    assert speedup != "split" or passes[1] > 2 * passes[0] + 4
     if speedup == "shared":
         assert calls["idle"].called == (settings != KL_TWICE and "entropy_coef" not in settings)
     for before, after in zip(*logs, strict=True):
@@ -119,47 +118,20 @@ def test_a_speed_up_changes_no_gradient_and_no_metric(make_trainer, calls, speed
                 assert after[key] == pytest.approx(before[key], rel=1e-4, abs=1e-6), key
 
 
-@pytest.mark.parametrize(("rollout", "step"), [(4, 3), (3, 2), (4, 6)])
-def test_regrouping_keeps_the_gradient_where_rollouts_and_steps_do_not_divide(
-    make_trainer, rollout, step
-):
-    settings = {"steps_per_generation": rollout, "gradient_accumulation_steps": step}
-    settings |= {"num_iterations": 3, "optim": "sgd", "learning_rate": 1.0, "loss_type": "grpo"}
-    ends = []
-    for how in (AS_DRAWN, {}):
-        rollouts = {"rollout_func": unequal}
-        trainer = make_trainer(**settings, **how, extras=rollouts)
-        start = weights(trainer)
-        trainer.train()
-        ends.append(weights(trainer) - start)
-    assert ends[0].abs().max() > 1e-3
-    assert (ends[1] - ends[0]).abs().max() < 2e-6
-
-
 def test_a_step_without_any_gradient_is_taken_as_before(make_trainer, calls):
     """The optimizer sees gradients of zero, and goes on by its momentum."""
+
+    def rewards(completions, trainer_state, **_):
+        first = trainer_state.global_step == 0
+        return [float(len(text)) if first else 0.0 for text in completions]
+
     ends = []
     for how in SPEEDUPS["shared"]:
-        steps = []
-
-        def rewards(completions, steps=steps, **_):
-            steps.append(1)
-            return [len(text) * (len(steps) == 1) + 0.0 for text in completions]
-
-        trainer = make_trainer(**VARIED, **how, reward=rewards, max_steps=3, learning_rate=1e-3)
+        trainer = make_trainer(**VARIED, **how, reward=rewards, learning_rate=1e-3)
         trainer.train()
         ends.append(weights(trainer))
-        assert len(steps) == 3
     assert calls["idle"].called
     torch.testing.assert_close(*ends, atol=1e-6, rtol=0)
-
-
-def positions(head: Mock) -> int:
-    return sum(len(call.args[0]) for call in head.call_args_list)
-
-
-def response_tokens(trainer) -> int:
-    return sum(int(batch["completion_mask"].sum()) for batch in trainer._buffered_inputs)
 
 
 @pytest.mark.parametrize("bf16", [False, True])
@@ -192,45 +164,13 @@ def test_few_rows_of_logits_at_once_have_the_same_bits(monkeypatch, bf16, softca
     assert rows == 2 * [*13 * [3], 2] + [*5 * [8], 1]  # of 512, 512 and 176 columns
 
 
-def test_the_head_computes_response_tokens_only(make_trainer, calls):
-    trainer = make_trainer(**VARIED, max_steps=1)
+@pytest.mark.parametrize("how", [{}, AS_DRAWN], ids=["trimmed", "padded"])
+def test_the_head_computes_response_tokens_only(make_trainer, calls, how):
+    trainer = make_trainer(**VARIED, **how, max_steps=1)
     trainer.train()
-    tokens = response_tokens(trainer)
-    assert positions(calls["head"]) == tokens
-    calls["head"].reset_mock()
-    padded = make_trainer(**VARIED, **AS_DRAWN, max_steps=1)
-    padded.train()
-    assert response_tokens(padded) == tokens
-    assert positions(calls["head"]) > 1.5 * tokens
-
-
-def test_splitting_microbatches_changes_no_gradient(make_trainer, calls):
-    plain = make_trainer(**VARIED, **PLAIN_SGD, **AS_DRAWN, **KL_TWICE)
-    start = weights(plain)
-    plain.train()
-    passes = calls["head"].call_count
-    split = make_trainer(**VARIED, **PLAIN_SGD, **KL_TWICE)
-    split._passes = replace(split._passes, least_saved=1, shares=False)
-    split.train()
-    assert calls["head"].call_count > 2 * passes + 4
-    moved = (weights(plain) - start).abs().max()
-    assert moved > 1e-3
-    assert (weights(split) - weights(plain)).abs().max() < 2e-6 * max(1.0, moved)
-
-
-def test_rows_without_a_response_have_results_of_zero(make_trainer):
-    """A microbatch whose rows are all masked still has a gradient, of zero."""
-    trainer = make_trainer(max_steps=1)
-    ids = torch.randint(3, 20, (3, 9))
-    mask = torch.ones_like(ids)
-    mask[:, 5:] = 0
-    logps, entropies, _ = trainer._get_per_token_logps_and_entropies(
-        trainer.model, ids, mask, 4, compute_entropy=True
-    )
-    assert logps.shape == entropies.shape == (3, 4)
-    assert not logps.any() and not entropies.any()
-    logps.sum().backward()
-    assert not any(one.grad.any() for one in trainer.model.parameters() if one.grad is not None)
+    computed = sum(len(call.args[0]) for call in calls["head"].call_args_list)
+    tokens = sum(int(batch["completion_mask"].sum()) for batch in trainer._buffered_inputs)
+    assert computed > 1.5 * tokens if how else computed == tokens
 
 
 def test_attention_is_wrapped_once_and_serves_others_as_before():
@@ -251,43 +191,18 @@ def test_the_tokens_that_are_computed_by_hand():
     assert computed_tokens(*rows_of_three_prompts()) == 8 + 6 + 32
 
 
-@pytest.mark.parametrize(
-    ("settings", "complaint"),
-    [
-        ({"trim_microbatches": False}, "set trim_microbatches: true"),
-        ({"model": "gpt2"}, "an unknown model type"),
-        ({"model": "opt"}, "not tested with model type 'opt', whose rows may see each other"),
-    ],
-)
-def test_packing_is_refused_where_rows_are_padded_or_not_told_apart(
-    make_trainer, tiny_model, tmp_path, settings, complaint
-):
-    if "model" in settings:
-        settings = {"model": saved(small_model(settings["model"]), tiny_model, tmp_path / "m")}
-    with pytest.raises(ConfigurationError, match=complaint):
-        make_trainer(padding_free=True, **settings)
+def test_packing_is_refused_where_rows_are_padded_or_not_told_apart(make_trainer):
+    with pytest.raises(ConfigurationError, match="set trim_microbatches: true"):
+        make_trainer(padding_free=True, trim_microbatches=False)
+    said = "not tested with model type 'opt', whose rows may see each other"
+    with pytest.raises(ConfigurationError, match=said):
+        check_packs("opt", trimmed=True)
 
 
-def widths_of_a_training(make_trainer, **settings) -> set[int]:
-    """The widths of the model's inputs."""
-    widths = set()
-    trainer = make_trainer(extras={"rollout_func": unequal}, **settings)
-    trainer.model.register_forward_pre_hook(
-        lambda module, args, named: widths.add(named["input_ids"].shape[1]), with_kwargs=True
-    )
-    trainer.train()
-    return widths
-
-
-def test_trimmed_widths_are_multiples_where_padding_is(make_trainer):
-    widths = widths_of_a_training(make_trainer, pad_to_multiple_of=8)
-    assert all(width % 8 == 0 for width in widths)
-    assert len(widths_of_a_training(make_trainer)) > len(widths)
-
-
-def test_compiled_models_see_few_widths(make_trainer):
-    config = make_trainer(torch_compile=False).args
-    assert config.trimmed_to_multiple_of == 1
+def test_trimmed_widths_are_multiples_where_padding_is_or_the_model_is_compiled(make_trainer):
+    trainers = [make_trainer(), make_trainer(pad_to_multiple_of=8)]
+    assert [trainer._passes.multiple for trainer in trainers] == [1, 8]
+    config = trainers[0].args
     config.torch_compile = True
     assert config.trimmed_to_multiple_of == 64
     config.pad_to_multiple_of = 16

@@ -2,31 +2,24 @@
 
 import math
 import time
+from contextlib import nullcontext
 from itertools import combinations, product
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import TrainerCallback
 
 from tests.contract.formulas import generated
-from trl_ablate import AblationConfig
+from trl_ablate import AblationConfig, ConfigurationError
 from trl_ablate.advantages import compute_advantages, signed_and_clipped
+from trl_ablate.run.checkpoints import step_of
 from trl_ablate.settings import choices
 from trl_ablate.switches import Baseline, LengthNorm, Scale, Surrogate
 from trl_ablate.trainer.rollouts import describe, truncation_metrics
 
 VARIED = {"stop": ["1", "2", "a", "e"], "max_completion_length": 40}
 """Makes the random model end its completions at different lengths."""
-
-
-SWITCHES_OF_ADVANTAGES = [
-    *({"baseline": baseline} for baseline in choices(Baseline)),
-    *({"scale_rewards": scale, "baseline": "half"} for scale in choices(Scale)),
-    {"baseline": "best_of_others", "best_of": 2},
-    {"advantage_eps": 0.5},
-    {"positive_weight": 0.5, "negative_weight": 0.25, "advantage_clip": 0.4},
-]
-
 
 DEFAULTS = {
     "baseline": "group_mean", "scale_rewards": "group", "advantage_eps": 1e-4, "best_of": None,
@@ -36,7 +29,15 @@ REWARDS = [0.9, 0.0, 0.2, None, 1.0, 0.7, 0.0, 1.0]
 
 
 @pytest.mark.parametrize(
-    "switches", SWITCHES_OF_ADVANTAGES, ids=lambda one: ",".join(map(str, one.values()))
+    "switches",
+    [
+        *({"baseline": baseline} for baseline in choices(Baseline)),
+        *({"scale_rewards": scale, "baseline": "half"} for scale in choices(Scale)),
+        {"baseline": "best_of_others", "best_of": 2},
+        {"advantage_eps": 0.5},
+        {"positive_weight": 0.5, "negative_weight": 0.25, "advantage_clip": 0.4},
+    ],
+    ids=lambda one: ",".join(map(str, one.values())),
 )
 def test_advantages_reach_the_loss_and_the_log(make_trainer, switches):
     """With each switch, and none of them is ignored."""
@@ -112,32 +113,27 @@ def test_the_phases_of_a_step_add_up_to_it(make_trainer):
     assert not [key for key in plain.state.log_history[0] if key.startswith("memory/")]
 
 
-def test_completions_of_special_tokens_alone_are_counted(make_trainer):
-    trainer = make_trainer()
-    trainer.model.train()
-    special, said = trainer.processing_class.all_special_ids, [100, 101]
-    completions = [[special[0]], special, [], [special[0], *said]]
-    describe(trainer._setting(), trainer.stop, trainer._tokenizer, completions, None)
-    assert trainer._metrics["train"]["completions/only_special"] == [0.75]
-
-
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_a_stop_string_of_an_earlier_turn_is_no_end(make_trainer, mode):
     """Four tokens of the policy, two of a tool, and what the policy wrote after it. An EOS is an
-    end, whoever wrote it."""
+    end, whoever wrote it. Of eight completions, three are of special tokens alone."""
     trainer = make_trainer(stop=["1"])
     trainer.model.train(mode == "train")
-    encode = trainer.processing_class.encode
+    metrics, tokenizer = trainer._metrics[mode], trainer.processing_class
     for name in truncation_metrics(torch.zeros(1), torch.ones(1).bool()):
-        trainer._metrics[mode][name] = [0.0]
-    completions = [encode(f"232155{last}") for last in ("22", "21", "")]
+        metrics[name] = [0.0]
+    completions = [tokenizer.encode(f"232155{last}") for last in ("22", "21", "")]
     masks = [[1] * 4 + [0] * 2 + [1] * (len(ids) - 6) for ids in completions]
-    completions.append([*completions[0], trainer.processing_class.eos_token_id])
+    completions.append([*completions[0], tokenizer.eos_token_id])
     masks.append([1] * 4 + [0] * 5)
-    setting, tokenizer = trainer._setting(), trainer.processing_class
-    found = describe(setting, trainer.stop, tokenizer, completions, masks)
-    assert found.truncated == [True, False, True, False]
-    assert trainer._metrics[mode]["completions/clipped_ratio"] == [0.5]
+    special = tokenizer.all_special_ids
+    completions += [[special[0]], special, [], [special[0], 100, 101]]
+    masks += [[1] * len(ids) for ids in completions[4:]]
+    found = describe(trainer._setting(), trainer.stop, tokenizer, completions, masks)
+    assert found.truncated[:4] == [True, False, True, False]
+    assert found.lengths[:4] == [6, 6, 4, 4]
+    assert metrics["completions/clipped_ratio"] == [sum(found.truncated) / 8]
+    assert metrics.get("completions/only_special") == ([3 / 8] if mode == "train" else None)
 
 
 @pytest.mark.parametrize("on_each_node", [False, True])
@@ -160,3 +156,87 @@ def test_the_card_of_a_run_names_a_base_that_is_a_folder(make_trainer, tiny_mode
     assert "None" not in card
     assert f"`{'/'.join(Path(tiny_model).parts[-2:])}`" in card
     assert f'model="{trainer.args.output_dir}"' in card
+
+
+# When it evaluates and saves
+
+SHORT = {"max_completion_length": 4, "eval_strategy": "steps", "num_generations_eval": 1}
+SHARES = {"generation_batch_size": 8, "max_steps": -1}
+FOUR_STEPS = {"num_iterations": 2, "optimizer_batch_size": 4}
+"""Optimizer steps on a rollout batch of eight."""
+
+
+class AtTheFirst(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 1:
+            control.should_save = control.should_evaluate = True
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("settings", "every", "expected"),
+    [
+        # a fraction is a share of the GRPO steps, off-policy as on-policy
+        ({**SHARES, "grpo_steps": 5}, 0.4, [2, 4, 5]),
+        ({**SHARES, "grpo_steps": 3, **FOUR_STEPS}, 0.1, [4, 8, 12]),
+        # 2 GRPO steps per optimizer step, and 3/4: 6 optimizer steps are 4.5, and 11 are 8.25
+        ({"steps_per_generation": 2, "gradient_accumulation_steps": 4, "max_steps": 5}, 4,
+         [2, 4, 5]),
+        ({"steps_per_generation": 4, "gradient_accumulation_steps": 3, "max_steps": 12}, 4,
+         [6, 11, 12]),
+        # another callback may ask for more; an evaluation may have a delay
+        ({"max_steps": 3, "extras": {"callbacks": [AtTheFirst()]}}, 2, [1, 2, 3]),
+        ({"max_steps": 4, "eval_delay": 3}, 1, [3, 4]),
+    ],
+)  # fmt: skip
+def test_steps_of_evaluations_and_checkpoints(make_trainer, settings, every, expected):
+    trainer = make_trainer(
+        **SHORT, eval_steps=every, save_strategy="steps", save_steps=every, save_only_model=True,
+        **settings,
+    )  # fmt: skip
+    trainer.train()
+    evaluated = [row["step"] for row in trainer.state.log_history if "eval_reward" in row]
+    saved = [step_of(folder) for folder in Path(trainer.args.output_dir).glob("checkpoint-*")]
+    assert evaluated == expected
+    assert sorted(saved) == ([1, 2, 3, 4] if "eval_delay" in settings else expected)
+
+
+def test_a_resumed_training_saves_and_logs_by_its_own_settings(make_trainer):
+    settings = {"max_steps": 4, "save_strategy": "steps"}
+    make_trainer(**settings, save_steps=2, logging_steps=2).train()
+    trainer = make_trainer(**settings, save_steps=1, logging_steps=1)
+    folder = Path(trainer.args.output_dir)
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    assert (folder / "checkpoint-3").exists()
+    assert [row["step"] for row in trainer.state.log_history if "loss" in row] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(("steps", "refused"), [(4, True), (2, False)])
+def test_an_epoch_that_cuts_a_step_off_is_refused(make_trainer, steps, refused):
+    """A rollout batch is of one question of three, and a step takes two batches."""
+    trainer = make_trainer(steps_per_generation=1, grpo_steps=steps, max_steps=-1)
+    trainer.train_dataset = trainer.train_dataset.select(range(3))
+    said = "the 3 rollout batches in an epoch do not fill optimizer steps of 2"
+    with pytest.raises(ConfigurationError, match=said) if refused else nullcontext():
+        trainer.train()
+
+
+MINE = ("checkpoint-0.bak", "checkpoint-9.tmp", "checkpoint-x", "my_checkpoint-1")
+"""transformers takes the first two, and a last one of them for the newest checkpoint."""
+
+
+@pytest.mark.parametrize("best", [False, True])
+def test_folders_of_the_user_are_kept_and_not_counted(make_trainer, tmp_path, best):
+    for name in MINE:
+        (tmp_path / "run" / name).mkdir(parents=True)
+        (tmp_path / "run" / name / "model.safetensors").write_text("mine")
+    by = {"metric_for_best_model": "eval_reward"} if best else {}
+    trainer = make_trainer(
+        save_strategy="steps", save_steps=1, save_total_limit=1 if best else 2, eval_steps=1,
+        load_best_model_at_end=best, **by, **SHORT,
+    )  # fmt: skip
+    trainer.train()
+    kept = {trainer.state.best_model_checkpoint[-12:]} if best else {"checkpoint-2", "checkpoint-3"}
+    assert {path.name for path in (tmp_path / "run").glob("*checkpoint*")} == {*MINE, *kept}
+    for name in MINE:
+        assert (tmp_path / "run" / name / "model.safetensors").read_text() == "mine"

@@ -107,21 +107,20 @@ def test_its_settings_are_those_of_trl(folder, tiny_model):
     assert found.config.eval_strategy == "no" and found.config.stop is None
 
 
+FILE = YAML.format(model="some/model", judge="a/judge", data="some/data", out="runs")
+
+
 @pytest.mark.parametrize(
-    ("extra", "sentence"),
+    ("start", "extra", "sentence"),
     [
-        ("datasets: [{path: a}]\n", "datasets of `trl grpo` is not supported; name one dataset"),
-        ("dataset: math\n", "has dataset_name, which belongs to `trl grpo`, and dataset"),
-        ("dataset_streaming: true\n", "dataset_streaming of `trl grpo` is not supported"),
-        ("learning_rat: 1\n", "unknown key 'learning_rat'.*learning_rate"),
+        (FILE, "datasets: [{path: a}]\n", "datasets of `trl grpo` is not supported; name one data"),
+        (FILE, "dataset: math\n", "has dataset_name, which belongs to `trl grpo`, and dataset"),
+        (FILE, "dataset_streaming: true\n", "dataset_streaming of `trl grpo` is not supported"),
+        (FILE, "learning_rat: 1\n", "unknown key 'learning_rat'.*learning_rate"),
+        ("dataset_name: some/data\n", "", "names no reward; add reward_funcs"),
     ],
 )
-def test_what_it_cannot_run_is_refused(folder, tiny_model, extra, sentence):
+def test_what_it_cannot_run_is_refused(tmp_path, start, extra, sentence):
+    (tmp_path / "x.yaml").write_text(start + extra)
     with pytest.raises(ConfigurationError, match=sentence):
-        load_recipe(write(folder, tiny_model, "ours", extra))
-
-
-def test_a_file_without_a_reward_is_refused(tmp_path):
-    (tmp_path / "x.yaml").write_text("dataset_name: some/data\n")
-    with pytest.raises(ConfigurationError, match="names no reward; add reward_funcs"):
         load_recipe(tmp_path / "x.yaml")

@@ -6,8 +6,10 @@ from itertools import combinations
 
 import pytest
 
+from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import (
     TRL_METRICS,
+    by_group,
     merged,
     metric_names,
     pass_at,
@@ -28,13 +30,6 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_success(samples):
             subsets = [max(subset) for subset in combinations(drawn, k)]
             share = sum(subsets) / len(subsets)
             assert pass_at(k, samples, successes) == pytest.approx(share)
-
-
-@pytest.mark.parametrize(
-    ("samples", "expected"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])]
-)
-def test_k_are_the_powers_of_two_and_all(samples, expected):
-    assert passes(samples) == expected
 
 
 NO, YES = False, True
@@ -82,24 +77,22 @@ def test_success_is_the_answer_whatever_its_format_and_worth(rows, rate):
 
 
 @pytest.mark.parametrize(
-    ("rewards", "samples", "error"),
+    ("rewards", "samples", "mean", "error"),
     [
-        ([0.0, 1.0, 1.0, 0.5, None], 1, statistics.stdev([0.0, 1.0, 1.0, 0.5]) / 2),
+        ([0.0, 1.0, 1.0, 0.5, None], 1, 2.5 / 4, statistics.stdev([0.0, 1.0, 1.0, 0.5]) / 2),
         # means of the prompts 1, 0 and 1/2 have the standard deviation 1/2, whatever the samples
-        ([1.0, 1.0, 0.0, 0.0, 1.0, 0.0], 2, 0.5 / 3**0.5),
-        ([*[1.0] * 10, *[0.0] * 10, *[1.0] * 5, *[0.0] * 5], 10, 0.5 / 3**0.5),
-        ([1.0], 1, 0.0),
+        ([*[1.0] * 10, *[0.0] * 10, *[1.0] * 5, *[0.0] * 5], 10, 0.5, 0.5 / 3**0.5),
+        ([1.0, None, 0.0, 0.0], 2, 0.5, 0.5),  # of 1 and 0
+        ([1.0], 1, 1.0, 0.0),
     ],
 )
-def test_samples_of_a_prompt_count_once_in_the_error(rewards, samples, error):
-    found = summary([row(reward) for reward in rewards], samples)["reward_stderr"]
-    assert found == pytest.approx(error)
-
-
-def test_means_weigh_prompts_alike_where_some_samples_are_ungraded():
-    rows = [row(1.0), row(None), row(0.0), row(0.0)]
-    found = summary(rows, samples=2)
-    assert (found["reward"], found["ungraded"]) == (0.5, 0.25)
+def test_a_prompt_counts_once_whatever_its_samples(rewards, samples, mean, error):
+    found = summary([row(reward) for reward in rewards], samples)
+    assert (found["reward"], found["reward_stderr"]) == pytest.approx((mean, error))
+    assert found["ungraded"] == rewards.count(None) / len(rewards)
+    errors = standard_errors([row(reward) for reward in rewards], samples)
+    assert errors["reward"] == found["reward_stderr"]
+    assert errors.keys() == found.keys() - {"reward_stderr"}
 
 
 @pytest.mark.parametrize("samples", [1, 2, 6])
@@ -107,6 +100,7 @@ def test_every_metric_has_its_name(samples):
     rows = [row(1.0, format_reward=1.0, answer_reward=1.0)] * samples
     found = {f"eval_{name}" for name in (*summary(rows, samples), *TRL_METRICS)}
     assert found == set(metric_names(samples))
+    assert passes(samples) == {1: [1], 2: [1, 2], 6: [1, 2, 4, 6]}[samples]
     of_one_shot = {"eval_reward_stderr", "eval_mean_length", "eval_truncated", "eval_ungraded"}
     rates = {name for name in found if "@" in name}
     assert found - set(metric_names(samples, one_shot=False)) == of_one_shot | rates
@@ -114,71 +108,57 @@ def test_every_metric_has_its_name(samples):
     assert set(metric_names(samples, ["mine"])) == found | named
 
 
-def test_every_mean_has_its_error():
-    """Two prompts: lengths 5 and 7, rewards 1 and 0, pass@2 1 and 0; errors are half of that."""
-    rows = [row(1.0), row(1.0), row(0.0, length=7), row(0.0, length=7)]
-    found = standard_errors(rows, samples=2)
-    assert (found["mean_length"], found["reward"], found["pass@2"]) == pytest.approx((1, 0.5, 0.5))
-    assert set(found) == set(summary(rows, samples=2)) - {"reward_stderr"}
+@pytest.mark.parametrize(
+    ("totals", "samples", "deviation", "equal"),
+    [
+        ([6, 3, 2, 2], 2, statistics.stdev([6, 3, 2, 2]), 0.5),
+        ([1.0, None, None, None], 2, None, 0.0),  # with one graded sample it is not known
+        ([1.0, None], 1, None, 1.0),  # as in TRL
+        ([-math.inf, 1.0], 2, None, 0.0),
+        ([math.nan, 1.0], 2, None, 0.0),
+    ],
+)
+def test_trls_metrics_of_rewards(totals, samples, deviation, equal):
+    found = reward_metrics({"a": totals}, totals, samples)
+    assert found["reward_std"] == found["rewards/a/std"] == pytest.approx(deviation)
+    assert found["frac_reward_zero_std"] == equal
 
 
-def test_trls_metrics_of_rewards_by_hand():
-    """Two questions with two samples: 1, 3 and 2, 2; the second function grades the first row."""
-    found = reward_metrics(
-        {"a": [1.0, 3.0, 2.0, 2.0], "b": [5.0, None, None, None]}, [6, 3, 2, 2], 2
-    )
-    assert found == {
-        "rewards/a/mean": 2.0,
-        "rewards/a/std": pytest.approx((2 / 3) ** 0.5),
-        "rewards/b/mean": 5.0,
-        "rewards/b/std": None,
-        "reward_std": pytest.approx(statistics.stdev([6, 3, 2, 2])),
-        "frac_reward_zero_std": 0.5,
-    }
+OF_TOOLS = {"tools/call_frequency": 2.0, "tools/failure_frequency": 0.5}
+NO_CALL = {"tools/call_frequency": 0.0, "tools/failure_frequency": 0.0}
+OF_STYLE = {"style/direct": 1.0, "style/direct_reward": 0.0, "style/direct_length": 5.0}
 
 
-@pytest.mark.parametrize("value", [-math.inf, math.nan])
-def test_rewards_that_are_not_finite_have_no_deviation(value):
-    found = reward_metrics({"a": [value, 1.0]}, [value, 1.0], 2)
-    assert found["rewards/a/std"] is found["reward_std"] is None
-    assert found["frac_reward_zero_std"] == 0.0
-
-
-def test_a_question_with_one_graded_sample_is_not_one_without_variance():
-    assert reward_metrics({}, [1.0, None, None, None], 2)["frac_reward_zero_std"] == 0.0
-    assert reward_metrics({}, [1.0, None], 1)["frac_reward_zero_std"] == 1.0  # as in TRL
-
-
-def test_calls_of_different_sizes_are_merged_by_what_they_are_means_of():
-    """3 completions with 6 tool calls, of which 3 failed; 1 completion with 2, of which none."""
-    nan = float("nan")
-    calls = [
-        {"tools/call_frequency": 2.0, "tools/failure_frequency": 0.5, "mine": 1.0, "late": nan},
-        {"tools/call_frequency": 2.0, "tools/failure_frequency": 0.0, "mine": 5.0, "other": 7.0},
-    ]
-    assert merged(calls, [3, 1]) == {
-        "tools/call_frequency": 2.0,
-        "tools/failure_frequency": 3 / 8,
-        "mine": 2.0,
-        "late": None,
-        "other": 7.0,
-    }
-
-
-def test_rewards_and_lengths_of_a_style_are_merged_by_its_completions():
-    """One direct answer in 2 is right, and of the next 100 none is."""
-    few = {"style/direct": 0.5, "style/direct_reward": 1.0, "style/direct_length": 5.0}
-    many = {"style/direct": 1.0, "style/direct_reward": 0.0, "style/direct_length": 5.0}
-    assert merged([few, many], [2, 100]) == {
-        "style/direct": 101 / 102,
-        "style/direct_reward": 1 / 101,
-        "style/direct_length": 5.0,
-    }
-
-
-def test_no_tool_call_is_no_failure():
-    call = {"tools/call_frequency": 0.0, "tools/failure_frequency": 0.0}
-    assert merged([call, call], [4, 2]) == call
+@pytest.mark.parametrize(
+    ("one", "other", "counts", "expected"),
+    [
+        (
+            {"mine": 1.0, "late": math.nan},
+            {"mine": 5.0, "other": 7.0},
+            [3, 1],
+            {"mine": 2.0, "late": None, "other": 7.0},
+        ),
+        # 3 completions with 6 tool calls, of which 3 failed; 1 completion with 2, of which none
+        (
+            OF_TOOLS,
+            {**OF_TOOLS, "tools/failure_frequency": 0.0},
+            [3, 1],
+            {**OF_TOOLS, "tools/failure_frequency": 3 / 8},
+        ),
+        (NO_CALL, NO_CALL, [4, 2], NO_CALL),
+        # one direct answer in 2 is right, and of the next 100 none is
+        (
+            {**OF_STYLE, "style/direct": 0.5, "style/direct_reward": 1.0},
+            OF_STYLE,
+            [2, 100],
+            {**OF_STYLE, "style/direct": 101 / 102, "style/direct_reward": 1 / 101},
+        ),
+    ],
+)
+def test_calls_of_different_sizes_are_merged_by_what_they_are_means_of(
+    one, other, counts, expected
+):
+    assert merged([one, other], counts) == expected
 
 
 def test_pass_rates_of_questions():
@@ -189,3 +169,14 @@ def test_pass_rates_of_questions():
         {"question": "b", "pass_rate": 1.0, "graded": 1},
         {"question": "c", "pass_rate": None, "graded": 0},
     ]
+
+
+def test_metrics_of_groups_are_those_of_their_rows():
+    rows = [row(r, group=group) for group, r in (("2", 1.0), ("2", 0.0), ("1", 1.0), ("1", 1.0))]
+    found = by_group(rows, 2, "level")
+    assert (found["reward/level=1"], found["reward/level=2"]) == (1.0, 0.5)
+    assert found["pass@2/level=2"] == 1.0 and "mean_length/level=1" not in found
+    assert by_group([row(1.0)], 1, None) == {}
+    many = [row(1.0, group=str(index)) for index in range(51)]
+    with pytest.raises(ConfigurationError, match="eval_by is 'name', which has 51 values"):
+        by_group(many, 1, "name")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.sampling import mark_the_others, spread
+from tests.support.sampling import mark_the_others
 
 
 class Case:
@@ -22,23 +22,21 @@ class Case:
         return "long" if "long" in self.marks else "slow" if "slow" in self.marks else "default"
 
 
-def kinds(*marks: pytest.MarkDecorator, count: int = 7) -> list[str]:
-    cases = [Case(f"test_it[{number}]", *marks) for number in range(count)]
-    mark_the_others(cases)  # pyright: ignore[reportArgumentType]
-    assert all("slow" in case.marks for case in cases if case.kind == "long")
-    return [case.kind for case in cases]
-
-
-def test_of_the_others_as_many_are_slow_and_the_rest_is_long():
-    found = kinds(pytest.mark.sample(2))
-    assert found == ["default", "slow", "long", "long", "long", "slow", "default"]
-    found = kinds(pytest.mark.sample(2), pytest.mark.slow)
-    assert found == ["slow", *["long"] * 5, "slow"]
+SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("count", "wanted", "kept"),
-    [(10, 3, {0, 4, 9}), (10, 1, {0}), (3, 3, {0, 1, 2}), (2, 5, {0, 1}), (5, 2, {0, 4})],
+    ("wanted", "marks", "expected"),
+    [
+        (2, [], ["default", "slow", "long", "long", "long", "slow", "default"]),
+        (1, [], ["default", "slow", *["long"] * 5]),
+        (2, [SLOW], ["slow", *["long"] * 5, "slow"]),
+        (9, [], ["default"] * 7),
+    ],
 )
-def test_cases_are_spread(count, wanted, kept):
-    assert spread(count, wanted) == kept
+def test_of_the_others_as_many_are_slow_and_the_rest_is_long(wanted, marks, expected):
+    """Of each kind the first, the last and those between them."""
+    cases = [Case(f"test_it[{place}]", pytest.mark.sample(wanted), *marks) for place in range(7)]
+    mark_the_others(cases)  # pyright: ignore[reportArgumentType]
+    assert [case.kind for case in cases] == expected
+    assert all("slow" in case.marks for case in cases if case.kind == "long")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from trl_ablate.trainer import batching
 from trl_ablate.trainer.batching import by_length, by_prompt, padded_fraction, regroup, trim
-from trl_ablate.trainer.forward_passes import Passes, forward_trimmed, groups_by_length
+from trl_ablate.trainer.forward_passes import Passes, forward_trimmed
 
 
 def batch(prompts: list[int], completions: list[int], width: tuple[int, int] = (4, 6)) -> dict:
@@ -28,16 +28,6 @@ def batch(prompts: list[int], completions: list[int], width: tuple[int, int] = (
 
 def lengths_of(batches) -> list[list[int]]:
     return [one["completion_mask"].sum(dim=1).tolist() for one in batches]
-
-
-def test_trim_cuts_to_the_longest_prompt_and_completion():
-    trimmed = trim(batch([2, 3], [1, 4]))
-    assert trimmed["prompt_ids"].tolist() == [[101, 102, 103], [201, 202, 203]]
-    assert trimmed["prompt_mask"].tolist() == [[0, 1, 1], [1, 1, 1]]
-    assert trimmed["completion_ids"].tolist() == [[150, 151, 152, 153], [250, 251, 252, 253]]
-    assert trimmed["old_per_token_logps"].shape == (2, 4)
-    assert trimmed["importance_sampling_ratio"].shape == (2, 1)
-    assert trimmed["num_items_in_batch"] == 99
 
 
 @pytest.mark.parametrize(
@@ -92,68 +82,52 @@ def test_rows_of_a_prompt_come_together_and_idle_ones_first(prompts, order, idle
     assert lengths_of(regroup([rows], 1, order, idle_apart)) == [expected]
 
 
-def test_padded_fractions_by_hand():
-    # 2 rows of 4 + 6 positions hold 2 + 1 and 3 + 4 tokens: 10 of 20
-    assert padded_fraction([batch([2, 3], [1, 4])]) == pytest.approx(0.5)
-    # rows of 2 and 6 tokens: 4 of 12 positions are padding, and none in two passes
-    rows = batch([1, 1], [1, 5])
-    assert padded_fraction([rows], Passes(least_saved=5)) == pytest.approx(1 / 3)
-    assert padded_fraction([rows], Passes(least_saved=4)) == 0
-
-
-class SumsSoFar:
-    """A simple causal model: the value of a token is the sum of all tokens up to it."""
-
-    def __init__(self):
-        self.labels: list = []
-        self.widths: list[int] = []
-
-    def __call__(self, ids_NL, mask_NL, width, labelled_NL):
-        self.labels.append(labelled_NL.tolist())
-        self.widths.append(ids_NL.size(1))
-        return (ids_NL * mask_NL).cumsum(dim=1).float()[:, -width:], None
-
-
-def found_by(model, rows, *how, **named):
-    """What the trimmed forward gives, which has to be what the padded one does."""
-    ids_NL, mask_NL, width = batching.rows_of(rows)
-    expected_NT = SumsSoFar()(ids_NL, mask_NL, width, mask_NL)[0] * rows["completion_mask"]
-    found_NT, nothing = forward_trimmed(model, ids_NL, mask_NL, width, *how, **named)
-    assert nothing is None
-    assert torch.equal(found_NT, expected_NT)
+@pytest.mark.parametrize(
+    ("rows", "passes", "fraction"),
+    [
+        # 2 rows of 4 + 6 positions hold 2 + 1 and 3 + 4 tokens: 10 of 20
+        (batch([2, 3], [1, 4]), None, 0.5),
+        # rows of 2 and 6 tokens: 4 of 12 positions are padding, and none in two passes
+        (batch([1, 1], [1, 5]), Passes(least_saved=5), 1 / 3),
+        (batch([1, 1], [1, 5]), Passes(least_saved=4), 0),
+        # rows of 6 tokens, as wide as a multiple, as far as there are columns
+        (batch([4, 1], [2, 5]), Passes(multiple=4), 1 / 4),
+        (batch([4, 1], [2, 5]), Passes(multiple=64), 2 / 5),
+        # lengths 1, 2, 10, 12, 3: the short rows apart save 3 · (12 - 3) = 27 of 32 positions
+        (batch([1] * 5, [0, 1, 9, 11, 2], (1, 11)), Passes(least_saved=28), 32 / 60),
+        (batch([1] * 5, [0, 1, 9, 11, 2], (1, 11)), Passes(least_saved=27), 5 / 33),
+        (batch([1] * 5, [0, 1, 9, 11, 2], (1, 11)), Passes(least_saved=2), 1 / 29),
+    ],
+)
+def test_padded_fractions_by_hand(rows, passes, fraction):
+    assert padded_fraction([rows], passes) == pytest.approx(fraction)
 
 
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(0, 6)), min_size=1, max_size=7),
     st.sampled_from([None, 1, 2, 3, 9]),
     st.sampled_from([None, 1, 3, 10]),
+    st.sampled_from([1, 4, 64]),
 )
-def test_a_trimmed_forward_gives_every_token_what_the_padded_one_does(lengths, at_once, least):
+def test_a_trimmed_forward_gives_every_token_what_the_padded_one_does(
+    lengths, at_once, least, multiple
+):
+    """Of a simple causal model: the value of a token is the sum of all tokens up to it."""
+    labels, widths = [], []
+
+    def sums(ids_NL, mask_NL, width, labelled_NL):
+        labels.append(int(labelled_NL.sum()))
+        widths.append(ids_NL.size(1))
+        return (ids_NL * mask_NL).cumsum(dim=1).float()[:, -width:], None
+
     rows = batch([p for p, _ in lengths], [c for _, c in lengths])
-    found_by(SumsSoFar(), rows, at_once, least_saved=least)
-
-
-# Prompts of 4 and 1, responses of 2 and 5: after moving, from columns 4 and 1 on
-@pytest.mark.parametrize(
-    ("rows", "multiple", "labels"),
-    [
-        (batch([4, 1], [2, 5]), 1, [[0, 0, 0, 0, 1, 1], [0, 1, 1, 1, 1, 1]]),
-        (batch([4], [2], width=(4, 2)), 1, [[0, 0, 0, 0, 1, 1]]),
-        (batch([4, 1], [2, 5]), 8, [[0, 0, 0, 0, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1, 0, 0]]),
-    ],
-)
-def test_labels_are_at_response_tokens_only(rows, multiple, labels):
-    model = SumsSoFar()
-    found_by(model, rows, multiple=multiple)
-    assert model.labels == [labels]
-
-
-@pytest.mark.parametrize(("multiple", "width"), [(1, 6), (4, 8), (64, 10)])
-def test_a_trimmed_forward_is_as_wide_as_a_multiple_as_far_as_there_are_columns(multiple, width):
-    rows, model = batch([4, 1], [2, 5]), SumsSoFar()
-    found_by(model, rows, multiple=multiple)
-    assert model.widths == [width]
-    assert padded_fraction([rows], Passes(multiple=multiple)) == 1 - 12 / (2 * width)
+    ids_NL, mask_NL, width = batching.rows_of(rows)
+    expected_NT = sums(ids_NL, mask_NL, width, mask_NL)[0] * rows["completion_mask"]
+    labels.clear()
+    found_NT, nothing = forward_trimmed(sums, ids_NL, mask_NL, width, at_once, multiple, least)
+    assert nothing is None and torch.equal(found_NT, expected_NT)
+    assert sum(labels) == rows["completion_mask"].sum()  # at response tokens alone
+    assert all(width % multiple == 0 or width == ids_NL.size(1) for width in widths)
 
 
 # Here 2 of 3 microbatches have a kept row, in the other process 1 of 3: factor 6 / 3
@@ -162,21 +136,3 @@ def test_microbatches_with_a_kept_row_are_counted_over_all_processes():
     parts = [{"row_weights": torch.tensor(rows)} for rows in kept]
     batching.weigh_microbatches(parts, "row_weights", lambda own: own + torch.tensor([1, 3]))
     assert [one["row_weights"].tolist() for one in parts] == [[2.0, 2.0]] * 3
-
-
-# Lengths 1, 2, 10, 12, 3: the three short rows apart save 3 · (12 - 3) = 27 positions
-@pytest.mark.parametrize(
-    ("how", "expected"),
-    [
-        ((), [[0, 1, 4, 2, 3]]),
-        ((2,), [[0, 1], [4, 2], [3]]),
-        ((None, 28), [[0, 1, 4, 2, 3]]),
-        ((None, 27), [[0, 1, 4], [2, 3]]),
-        ((None, 2), [[0], [1, 4], [2], [3]]),
-        ((3, 27), [[0, 1, 4], [2, 3]]),
-    ],
-)
-def test_rows_are_split_where_this_saves_padding(how, expected):
-    found = groups_by_length(torch.tensor([1, 2, 10, 12, 3]), *how)
-    assert [rows.tolist() for rows in found] == expected
-    assert groups_by_length(torch.tensor([4, 4, 4]), None, 1)[0].tolist() == [0, 1, 2]

@@ -12,61 +12,44 @@ from trl_ablate.trainer.engine import engine_seed, take_a_port
 from trl_ablate.trainer.generation import StopStrings, backend_generation_kwargs, check_turns
 
 TOKENIZER = miniature.tokenizer("sums")
-EOS = TOKENIZER.eos_token_id
-
-
-def stop_strings(strings=("</answer>",), min_tokens=0):
-    return StopStrings(strings, TOKENIZER, [EOS], min_tokens)
+EOS, PAD = TOKENIZER.eos_token_id, TOKENIZER.pad_token_id
 
 
 def ids(text):
     return TOKENIZER.encode(text)
 
 
+ANSWER = ids("1+1=2 <answer>2</answer>")
+DIGITS = ids("1231215")
+"""Seven tokens."""
+
+
 @pytest.mark.parametrize(
-    ("row", "ended"),
+    ("strings", "min_tokens", "row", "kept", "ended"),
     [
-        (ids("1+1=2 <answer>2</answer>"), True),
-        ([*ids("1+1=2"), EOS], True),
-        (ids("1+1=2 <answer>2"), False),
-        ([], False),
+        (["</answer>"], 0, ANSWER, ANSWER, True),
+        (["</answer>"], 0, [*ANSWER, PAD, PAD, PAD], ANSWER, True),
+        (["</answer>"], 0, [*ANSWER, EOS], ANSWER, True),
+        (["</answer>"], 0, [*ids("1+1=2"), EOS], [*ids("1+1=2"), EOS], True),
+        (["</answer>"], 0, ids("1+1=2 <answer>2"), ids("1+1=2 <answer>2"), False),
+        (["</answer>"], 0, [], [], False),
+        ([], 0, ANSWER, ANSWER, False),
+        ([TOKENIZER.eos_token], 0, [EOS, EOS], [EOS], True),
+        # a stop string may end a completion from token `min_tokens` + 1 on
+        (["1"], 0, DIGITS, DIGITS[:1], True),
+        (["1"], 1, DIGITS, DIGITS[:4], True),
+        (["1"], 3, DIGITS, DIGITS[:4], True),
+        (["1"], 4, DIGITS, DIGITS[:6], True),
+        (["1"], 6, DIGITS, DIGITS, False),
+        # over several tokens, its last one decides
+        (["23"], 2, DIGITS, DIGITS[:3], True),
+        (["23"], 3, DIGITS, DIGITS, False),
     ],
 )
-def test_eos_or_a_stop_string_is_an_end_and_the_limit_is_none(row, ended):
-    assert stop_strings().ended(row) == ended
-
-
-ROW = ids("<answer>2</answer>")
-
-
-@pytest.mark.parametrize(
-    ("strings", "row", "kept"),
-    [
-        (["</answer>"], [*ROW, *[TOKENIZER.pad_token_id] * 3], ROW),
-        (["</answer>"], [*ROW, EOS], ROW),
-        (["</answer>"], [*ids("1+1=2"), EOS], [*ids("1+1=2"), EOS]),
-        ([], ROW, ROW),
-        ([TOKENIZER.eos_token], [EOS, EOS], [EOS]),
-    ],
-)
-def test_padding_behind_a_stop_string_is_cut(strings, row, kept):
-    assert stop_strings(strings).cut(row) == kept
-
-
-@pytest.mark.parametrize(
-    ("min_tokens", "kept"), [(0, "1"), (1, "1231"), (3, "1231"), (4, "123121"), (6, "1231215")]
-)
-def test_a_stop_string_within_the_minimum_ends_nothing(min_tokens, kept):
-    """The row is seven tokens of a digit each; a `1` may end it from token `min_tokens` + 1 on."""
-    stop = stop_strings(["1"], min_tokens)
-    assert TOKENIZER.decode(stop.cut(ids("1231215"))) == kept
-    assert stop.ended(ids("1231215")) == (min_tokens < 6)
-
-
-def test_a_stop_string_over_several_tokens_needs_its_last_one_behind_the_minimum():
-    row = ids("12345")
-    assert stop_strings(["23"], 2).cut(row) == row[:3]
-    assert stop_strings(["23"], 3).cut(row) == row
+def test_where_a_completion_ends(strings, min_tokens, row, kept, ended):
+    stop = StopStrings(strings, TOKENIZER, [EOS], min_tokens)
+    assert stop.cut(row) == kept
+    assert stop.ended(row) == ended
 
 
 def test_runs_that_start_together_have_engines_at_different_ports(monkeypatch):

@@ -10,13 +10,13 @@ import torch
 from trl_ablate.trainer.seeding import own_randomness
 
 
-def trainer(process: int = 0, client=None, **settings):
+def trainer(process: int = 0, client=None, device: str = "cpu", **settings):
     """The attributes that determine the seeds of an evaluation."""
     config = {"seed": 3, "use_vllm": False, "vllm_mode": "colocate", "vllm_tensor_parallel_size": 1}
     return SimpleNamespace(
         args=SimpleNamespace(**{**config, **settings}),
         accelerator=SimpleNamespace(
-            process_index=process, is_main_process=process == 0, device=torch.device("cpu")
+            process_index=process, is_main_process=process == 0, device=torch.device(device)
         ),
         vllm_generation=SimpleNamespace(vllm_client=client),
     )
@@ -26,44 +26,40 @@ def numbers() -> tuple[float, float, float]:
     return torch.rand(()).item(), float(np.random.random()), random.random()
 
 
-def drawn(**settings) -> tuple[float, float, float]:
-    with own_randomness(trainer(**settings)):
-        return numbers()
-
-
-def test_the_processes_of_a_tensor_parallel_group_draw_alike():
-    """Two processes share an engine and must sample the same tokens."""
-    grouped = {"use_vllm": True, "vllm_tensor_parallel_size": 2}
-    first, second, third, fourth = (drawn(process=i, **grouped) for i in range(4))
-    assert first == second and third == fourth
-    assert all(a != b for a, b in zip(first, third, strict=True))
-
-
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"use_vllm": True}, {"vllm_tensor_parallel_size": 2}, {"seed": 4}],
+    ("settings", "together"),
+    [
+        ({}, 1),
+        ({"use_vllm": True}, 1),
+        ({"vllm_tensor_parallel_size": 2}, 1),  # without vLLM there is no shared engine
+        ({"use_vllm": True, "vllm_tensor_parallel_size": 2}, 2),
+    ],
     ids=str,
 )
-def test_other_processes_draw_other_numbers(settings):
-    """Without vLLM there is no shared engine, for any `vllm_tensor_parallel_size`."""
-    one, other = drawn(process=0, **settings), drawn(process=1, **settings)
-    assert all(a != b for a, b in zip(one, other, strict=True))
-    assert one == drawn(process=0, **settings)
+def test_processes_draw_alike_where_they_share_an_engine(settings, together):
+    """Such processes must sample the same tokens; others draw other numbers."""
+    drawn = []
+    for process in range(4):
+        with own_randomness(trainer(process, **settings)):
+            drawn.append(numbers())
+    for one in range(4):
+        for other in range(4):
+            alike = one // together == other // together
+            assert all((a == b) is alike for a, b in zip(drawn[one], drawn[other], strict=True))
 
 
 def test_what_is_drawn_afterwards_is_as_if_nothing_had_been():
-    def seed():
+    found = []
+    for evaluates in (False, True):
         torch.manual_seed(0)
         np.random.seed(0)
         random.seed(0)
-
-    seed()
-    expected = numbers()
-    seed()
-    with pytest.raises(RuntimeError), own_randomness(trainer()):
-        numbers()
-        raise RuntimeError
-    assert numbers() == expected
+        if evaluates:
+            with pytest.raises(RuntimeError), own_randomness(trainer()):
+                numbers()
+                raise RuntimeError
+        found.append(numbers())
+    assert found[0] == found[1]
 
 
 def test_the_generator_of_another_accelerator_is_restored(monkeypatch):
@@ -71,9 +67,7 @@ def test_the_generator_of_another_accelerator_is_restored(monkeypatch):
     restored = []
     monkeypatch.setattr(torch.mps, "get_rng_state", lambda device: "the state of training")
     monkeypatch.setattr(torch.mps, "set_rng_state", lambda state, device: restored.append(state))
-    one = trainer()
-    one.accelerator.device = torch.device("mps")
-    with own_randomness(one):
+    with own_randomness(trainer(device="mps")):
         assert not restored
     assert restored == ["the state of training"]
 
@@ -100,26 +94,20 @@ class Server:
 ASKED = {"prompts": [[1], [2], [3]], "n": 2, "temperature": 0.7}
 
 
-def test_a_server_draws_for_training_as_if_there_were_no_evaluation():
-    server, undisturbed = Server(), Server()
-    remote = {"use_vllm": True, "vllm_mode": "server", "client": server}
-    found = []
-    for _ in range(2):
-        with own_randomness(trainer(**remote)):
-            found.append([server.generate(**ASKED), server.generate(**ASKED, features=[1, 2, 3])])
-    assert found[0] == found[1]
-    assert server.generate(**ASKED) == undisturbed.generate(**ASKED)
-
-
 def test_every_completion_that_a_server_evaluates_has_a_seed_of_its_own():
-    server = Server()
-    with own_randomness(trainer(use_vllm=True, vllm_mode="server", client=server)):
-        found = server.generate(**ASKED, generation_kwargs={"stop": ["</answer>"]})
-        again = server.generate(**ASKED)
-    assert len(server.seeds) == len(set(server.seeds)) == 12
-    assert found["prompt_ids"] == ASKED["prompts"] and found["logprobs"] is None
-    completions = [ids for answer in (found, again) for (ids,) in answer["completion_ids"]]
-    assert len(set(completions)) == 12
+    """And training draws as if there were no evaluation."""
+    server, evaluations = Server(), []
+    for _ in range(2):
+        server.seeds.clear()
+        with own_randomness(trainer(use_vllm=True, vllm_mode="server", client=server)):
+            found = server.generate(**ASKED, generation_kwargs={"stop": ["</answer>"]})
+            evaluations.append([found, server.generate(**ASKED, features=[1, 2, 3])])
+        assert len(server.seeds) == len(set(server.seeds)) == 12
+    assert evaluations[0] == evaluations[1]
+    for answer in evaluations[0]:
+        assert answer["prompt_ids"] == ASKED["prompts"] and answer["logprobs"] is None
+        assert len({ids for (ids,) in answer["completion_ids"]}) == 6
+    assert server.generate(**ASKED) == Server().generate(**ASKED)
 
 
 def test_a_process_that_sends_no_requests_has_no_client():
