@@ -144,26 +144,6 @@ def test_resampling_fills_the_batch_with_whole_rows_of_fresh_prompts(make_traine
     assert logged["rollouts/used"] == [16] and logged["rollouts/dropped"] == [sum(sizes) - 16]
 
 
-def test_rows_of_a_narrower_round_are_padded_with_ratio_one(make_trainer):
-    """VESPO takes the log of the ratio at padding, too: a 0 there gives the row the weight 0."""
-    rewards, widths = iter([[1.0, 0.0] * 2 + [1.0] * 4, [1.0, 0.0] * 2]), iter([12, 5])
-    trainer = make_trainer(
-        reward=lambda completions, **_: next(rewards), group_filter="resample", loss_type="vespo",
-        sampler_dtype="bfloat16", vllm_importance_sampling_mode="token_truncate",
-        num_iterations=2, generation_batch_size=8,
-    )  # fmt: skip
-    generate = trainer._generate_single_turn
-
-    def narrower(*rows, **keywords):
-        trainer.generation_config.max_new_tokens = next(widths)
-        return generate(*rows, **keywords)
-
-    trainer._generate_single_turn = narrower
-    output = generated(trainer)
-    padding = output["importance_sampling_ratio"][output["completion_mask"] == 0]
-    assert len(padding) >= 4 * (12 - 5) and (padding == 1).all()
-
-
 @pytest.mark.parametrize(
     ("kept", "places"),
     [

@@ -150,8 +150,8 @@ def formula(logps, batch, settings):
     return loss, held.expand(mask.shape)[mask.bool()], torch.exp(now - old)
 
 
-@pytest.mark.sample(24)
-@pytest.mark.parametrize("number", range(120))
+@pytest.mark.sample(18)
+@pytest.mark.parametrize("number", range(60))
 def test_loss_and_gradient(make_trainer, batch, number):
     """And the share of tokens that the surrogate holds, and the mean ratio, which are logged."""
     policy, settings = drawn(number)
@@ -190,7 +190,7 @@ LOSSES = {
 """What its terms are divided by."""
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize(
     ("beta", "estimator", "covariance"),

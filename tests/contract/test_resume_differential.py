@@ -195,7 +195,6 @@ NAMED = {
     ),
     "resampled groups": Case({"max_steps": 9, **OFF_POLICY, **RESAMPLED}, questions=12, save=6),
     "three epochs": Case({"max_steps": -1, "num_train_epochs": 3}, questions=7, save=5),
-    "two workers": Case({"max_steps": 6, "dataloader_num_workers": 2}, questions=6, save=4),
     "a stream, in its first pass": Case({"max_steps": 5}, questions=12, save=3, stream=True),
 }
 """What the random cases do not draw, or rarely."""

@@ -45,6 +45,18 @@ def test_trimmed_widths(rows, multiple, prompt, completion):
     assert trimmed["completion_ids"].size(1) == completion
 
 
+def test_batches_of_unequal_width_are_padded_on_their_side():
+    """With a ratio of 1: VESPO takes its log at padding, too, and a 0 would take the row's weight."""
+    narrow, wide = batch([2], [3], (2, 3)), batch([3], [5], (3, 5))
+    for one in (narrow, wide):
+        one["importance_sampling_ratio"] = torch.full_like(one["old_per_token_logps"], 0.5)
+    both = batching.concatenated([narrow, wide], padding_id=9)
+    assert both["prompt_ids"].tolist() == [[9, 100, 101], [100, 101, 102]]
+    assert both["completion_ids"].tolist() == [[150, 151, 152, 9, 9], [150, 151, 152, 153, 154]]
+    assert both["completion_mask"].sum(dim=1).tolist() == [3, 5]
+    assert both["importance_sampling_ratio"].tolist() == [[0.5, 0.5, 0.5, 1, 1], [0.5] * 5]
+
+
 def test_regroup_sorts_within_a_step_and_not_across():
     parts = [batch([4, 4], lengths) for lengths in ([6, 1], [5, 2], [3, 6], [1, 2])]
     assert lengths_of(regroup(parts, 2, by_length)) == [[1, 2], [5, 6], [1, 2], [3, 6]]
