@@ -108,7 +108,7 @@ def test_the_engine_has_the_trainers_weights_at_every_step(colocated, tied, adap
     trainer.train()
     gaps = [row[f"{GAP}/max"] for row in logged(trainer)]
     assert len(gaps) == 3 and gaps[0] < TOLERANCE
-    assert max(gaps) < TOLERANCE if synced else gaps[2] > gaps[1] > 100 * TOLERANCE
+    assert max(gaps) < TOLERANCE if synced else min(gaps[1:]) > 100 * TOLERANCE
     assert not synced or all(row["sampling/dropped/q4"] == 0.0 for row in logged(trainer))
 
 
@@ -144,16 +144,6 @@ def test_the_engine_reports_the_truncated_distribution(colocated, rule):
     whole = logits.log_softmax(-1).gather(2, output["completion_ids"][..., None])[..., 0]
     kept = (whole - found)[mask].exp()
     assert kept.max() <= 1 + TOLERANCE and kept.mean() < 0.99
-
-
-def test_what_the_adaptation_replaces_is_restored(colocated):
-    build, dispatch = vllm_generation.LLM, vllm_layers.dispatch_cpu_unquantized_gemm
-    trainer = colocated()
-    assert vllm_generation.LLM is build
-    assert vllm_layers.dispatch_cpu_unquantized_gemm is dispatch
-    config = trainer.vllm_generation.llm.llm_engine.vllm_config
-    assert config.model_config.dtype == torch.float32
-    assert config.cache_config.enable_prefix_caching
 
 
 def test_nothing_is_replaced_on_a_gpu(colocated, monkeypatch):
