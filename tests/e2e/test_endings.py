@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.support.fake_train import alive
-from tests.support.folders import contents, shared_once
+from tests.support.folders import contents
 from tests.support.warm import SMALL, Ended, model_and_data, warm
 from trl_ablate.run.checkpoints import latest_whole_checkpoint, seal
 from trl_ablate.run.directory import RunDirectory
@@ -33,13 +33,11 @@ TOKEN = "hf_" + "Zz9Yy8Xx7Ww6Vv5Uu4Tt3Ss2Rr1Qq0Pp9"
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
     """A model and data, and a finished run."""
-    return shared_once(tmp_path_factory, "endings", make_world)
-
-
-def make_world(folder: Path) -> None:
+    folder = tmp_path_factory.mktemp("endings")
     model_and_data(folder)
     ended = start(folder, folder / "finished", "--grpo_steps", "2")
     assert ended.code == 0, ended.stderr
+    return folder
 
 
 def start(world: Path, output: Path, *words: str, sabotage=None) -> Ended:
@@ -66,6 +64,12 @@ def at_a_step(event: str, act: Callable[[Any], object]) -> None:
     setattr(LiveLine, event, acting)
 
 
+def while_the_model_is_loaded(action) -> None:
+    from trl_ablate.training import lifecycle
+
+    lifecycle.build_trainer = action
+
+
 def stop(control):
     control.should_training_stop = True
 
@@ -78,36 +82,8 @@ def sigterm(*_):
     signal.raise_signal(signal.SIGTERM)
 
 
-a_callback_stops = partial(at_a_step, "on_step_end", stop)
-a_callback_exits = partial(at_a_step, "on_step_end", leave)
-sigterm_in_the_last_step = partial(at_a_step, "on_step_begin", sigterm)
-
-
-def no_data():
-    """As where the questions make no rollout batch: the loader has nothing."""
-    from trl_ablate.trainer.ablation import AblationTrainer
-
-    AblationTrainer.get_train_dataloader = lambda self: []
-
-
-def while_the_model_is_loaded(action) -> None:
-    from trl_ablate.training import lifecycle
-
-    lifecycle.build_trainer = action
-
-
 def die(*_):
     raise RuntimeError("the engine died: " + os.environ["HF_TOKEN"])
-
-
-sigterm_while_the_model_is_loaded = partial(while_the_model_is_loaded, sigterm)
-an_unknown_error = partial(while_the_model_is_loaded, die)
-
-
-def a_reward_raises():
-    from trl_ablate.rewards import functions
-
-    functions.score_batch = lambda *args, **kwargs: [][0]
 
 
 def the_clock_jumps_back():
@@ -115,20 +91,22 @@ def the_clock_jumps_back():
     time.time = lambda: now() - 3600 * next(jumps)
 
 
+an_unknown_error = partial(while_the_model_is_loaded, die)
+
 ENDINGS = [  # what happens, further words, exit code, status, how the reason begins
-    (a_callback_stops, [], 1, "failed", "the training ended at step 2 of 3, and neither the guard"),
-    (no_data, [], 1, "failed", "the training ended at step 0 of 3, and neither the guard"),
-    (a_callback_exits, [], 1, "failed", "the training was ended by SystemExit: 0 (line "),
-    (sigterm_while_the_model_is_loaded, [], 75, "stopped", "ended by SIGTERM"),
-    (sigterm_in_the_last_step, [], 0, "finished", None),
+    (partial(at_a_step, "on_step_end", stop), [], 1, "failed",
+     "the training ended at step 2 of 3, and neither the guard"),
+    (partial(at_a_step, "on_step_end", leave), [], 1, "failed",
+     "the training was ended by SystemExit: 0 (line "),
+    (partial(while_the_model_is_loaded, sigterm), [], 75, "stopped", "ended by SIGTERM"),
+    (partial(at_a_step, "on_step_begin", sigterm), [], 0, "finished", None),  # in the last step
     (the_clock_jumps_back, [], 0, "finished", None),
     (None, ["--learning_rate", "1e30", "--grpo_steps", "6"], 0, "stopped", "the training diverged"),
-    (a_reward_raises, [], 1, "failed", "reward function 'r1_zero' raised IndexError: list index"),
     (an_unknown_error, [], 1, "failed", "RuntimeError: the engine died: <masked>"),
 ]  # fmt: skip
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("sabotage", "words", "code", "status", "reason"), ENDINGS)
 def test_an_ending_is_in_the_exit_code_in_the_record_and_in_one_sentence(
     world, tmp_path, sabotage, words, code, status, reason
@@ -209,32 +187,24 @@ def finished(world, tmp_path) -> RunDirectory:
     return RunDirectory(tmp_path / "run")
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--overwrite", "--dataset", "typo.jsonl"], "there is no such file"),
         (["--overwrite", "--model_name_or_path", "/nowhere/model"], "could not be loaded"),
         (["--overwrite", "--train_size", "1"], "questions to train on"),
-        (["--overwrite", "--start", "sft_nowhere"], "no such entry in starts"),
-        (["--resume"], "no whole checkpoint to resume from"),
-        (["--resume_from_checkpoint", "x"], "use --resume"),
         (["--resume", "--best_metric", "eval_format_reward"], "best_metric"),
-        (["--resume", "--seed", "7"], "seed 0 -> 7"),
-        ([], "holds a run already (finished)"),
     ],
 )
 def test_a_refused_start_changes_no_file(world, finished, words, said):
-    if said.startswith("no whole"):
-        for folder in finished.checkpoints():
-            shutil.rmtree(folder)
     before = contents(finished.path)
     ended = start(world, finished.path, *words)
     assert ended.code == 2 and said in ended.error
     assert contents(finished.path) == before
 
 
-LEAVING = """
+REWARDS = """
 import os, sys
 
 def exits(completions, **kwargs):
@@ -254,30 +224,20 @@ def comes_back_twice(completions, **kwargs):
 """
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "said"), [
-    ("exits", "raised SystemExit: 0 (line 5 of "),
-    ("ends", "raised SystemExit: 0 (line 8 of "),
-    ("comes_back_twice", None),
+    ("exits", "reward function 'exits' raised SystemExit: 0 (line 5 of "),
+    ("ends", "reward function 'ends' raised SystemExit: 0 (line 8 of "),
+    ("comes_back_twice", "64 questions to train on"),
 ])  # fmt: skip
-@pytest.mark.parametrize("command", ["train", "check"])
-def test_a_reward_cannot_end_or_double_the_program(world, tmp_path, command, name, said):
-    file = tmp_path / "reward.py"
-    file.write_text(LEAVING)
-    words = ["--reward_funcs", f'["{file}:{name}"]']
-    if command == "train":
-        ended = start(world, tmp_path / "run", *words)
-        rows = list(RunDirectory(tmp_path / "run").metrics())
-        assert len({(row["step"], "eval_reward" in row) for row in rows}) == len(rows)
-    else:
-        ended = warm("check", *SMALL, "--dataset", str(world / "data"), *words).wait()
-    if said is None:  # a length does not tell right from wrong, which is what the check reports
-        assert ended.code == (command == "check"), ended.printed
-    else:
-        assert ended.code == 1 and f"reward function '{name}' {said}" in ended.printed
-        assert "Traceback" not in ended.printed
-    if name == "comes_back_twice":
-        assert not any(alive(int(pid)) for pid in Path(f"{file}.pids").read_text().split())
+def test_a_reward_cannot_end_or_double_the_program(world, tmp_path, name, said):
+    file, pids = tmp_path / "reward.py", tmp_path / "reward.py.pids"
+    file.write_text(REWARDS)
+    words = ["--dataset", world / "data", "--reward_funcs", f'["{file}:{name}"]']
+    ended = warm("check", *SMALL, *words).wait()  # a length does not tell right from wrong
+    assert ended.code == 1 and ended.printed.count(said) == 1, ended.printed
+    assert "Traceback" not in ended.printed
+    assert not pids.exists() or not any(alive(int(pid)) for pid in pids.read_text().split())
 
 
 def test_a_resume_keeps_the_history_of_changed_settings(world, finished):
@@ -288,10 +248,3 @@ def test_a_resume_keeps_the_history_of_changed_settings(world, finished):
     assert entry["settings"]["num_rollouts_saved"][1] == 3
     assert entry["step"] == 2
     assert max(row["step"] for row in finished.metrics()) == 3
-
-
-def test_an_output_folder_that_cannot_be_made(world, tmp_path):
-    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere" / "run")
-    for name, said in (("dangling", "does not exist"), (os.fsdecode(b"caf\xe9"), "not a readable")):
-        assert said in start(world, tmp_path / name).error
-    assert [path.name for path in tmp_path.iterdir()] == ["dangling"]

@@ -1,6 +1,6 @@
 """Every setting × edge values: two steps are trained, or one sentence comes before the model.
 
-Every eighth case by default; `TRL_ABLATE_SETTINGS=8` tries all, which takes half an hour.
+Every sixteenth case by default; `TRL_ABLATE_SETTINGS=16` tries all, which takes half an hour.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from trl_ablate.training import building
 from trl_ablate.training.machine import check_device
 
 CASES = list(cases())
-SLICES = 8
+SLICES = 16
 TRIED = int(os.environ.get("TRL_ABLATE_SETTINGS", "1"))
 """Slices that are tried."""
 SECONDS = 60
@@ -42,7 +42,9 @@ def world(tiny_model, tmp_path_factory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("fuzzed")
     rows = [{"question": f"{a}+{a + 3}=?", "answer": str(2 * a + 3)} for a in range(11, 27)]
     write_jsonl(folder / "questions.jsonl", rows)
-    return {
+    sizes = dict.fromkeys(("generation_batch_size", "optimizer_batch_size"), 8)
+    sizes |= dict.fromkeys(("num_generations", "per_device_train_batch_size"), 4)
+    return sizes | {
         "model_name_or_path": tiny_model,
         "dataset": str(folder / "questions.jsonl"),
         "output_dir": str(folder / "run"),
@@ -50,10 +52,6 @@ def world(tiny_model, tmp_path_factory) -> dict[str, Any]:
         "train_size": None,
         "eval_size": 2,
         "grpo_steps": 2,
-        "generation_batch_size": 8,
-        "num_generations": 4,
-        "optimizer_batch_size": 8,
-        "per_device_train_batch_size": 4,
         "per_device_eval_batch_size": 4,
         "max_completion_length": 6,
         "eval_steps": 2,

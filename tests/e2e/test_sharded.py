@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO-3 and FSDP 2 in two processes on this CPU: train, save, resume and evaluate give
+"""DeepSpeed's ZeRO-3 and FSDP 2 in two processes on this CPU: train, evaluate, save and resume give
 what two plain processes (DDP) give, with the files of `recipes/accelerate`."""
 
 import importlib.util
@@ -57,6 +57,10 @@ def rewards(run: RunDirectory) -> list[tuple]:
     return [tuple(row.get(name) for name in names) for row in run.metrics()]
 
 
+def norms(run: RunDirectory) -> list[float]:
+    return [row["grad_norm"] for row in run.metrics() if "grad_norm" in row]
+
+
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_sharded_training_is_that_of_plain_processes(kind, tmp_path, reference):
     if kind == "zero3" and not importlib.util.find_spec("deepspeed"):
@@ -68,12 +72,7 @@ def test_sharded_training_is_that_of_plain_processes(kind, tmp_path, reference):
     assert kind != "fsdp2" or (run.path / "checkpoint-2" / "pytorch_model_fsdp.bin").is_file()
     launch(kind, *words(run.path, 3), "--resume")
     assert rewards(run) == rewards(reference) and len(rewards(run)) == 6
-    norms = [[row["grad_norm"] for row in one.metrics() if "grad_norm" in row]
-             for one in (run, reference)]  # fmt: skip
-    assert norms[0] == pytest.approx(norms[1], abs=1e-6)
-    mine, theirs = (
-        load_file(one.checkpoint_last / "model.safetensors") for one in (run, reference)
-    )
-    for name, weights in theirs.items():
+    assert norms(run) == pytest.approx(norms(reference), abs=1e-6)
+    mine = load_file(run.checkpoint_last / "model.safetensors")
+    for name, weights in load_file(reference.checkpoint_last / "model.safetensors").items():
         assert (mine[name] - weights).abs().max() < TOLERANCE, name
-    assert warm("evaluate", str(run.path), "--eval_size", "16").wait().code == 0

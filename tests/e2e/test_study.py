@@ -1,4 +1,5 @@
-"""The study runner: every run is done once, whatever is killed; and a real study, end to end."""
+"""The study runner: every run is done once, whatever is killed, and trials before all others; and
+a real study, end to end."""
 
 import json
 import os
@@ -11,6 +12,7 @@ import pytest
 from tests.support.studies import (
     FAILING,
     FAKE_IMPORTS,
+    FAKE_TRAIN,
     SECONDS,
     check_failures,
     children,
@@ -23,18 +25,19 @@ from tests.support.studies import (
     wait_for,
 )
 from tests.support.synthetic_study import METRIC, make_plan
-from tests.support.warm import warm
+from tests.support.tuned_study import tuned_plan
+from trl_ablate.cli.study import main
 from trl_ablate.run.directory import INTERRUPTED, RunDirectory
-from trl_ablate.study.engines.local import LocalEngine, free_gpus, make
+from trl_ablate.study.engines import local
+from trl_ablate.study.engines.local import LocalEngine, LocalProcess, free_gpus, make
+from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.curves import planned_runs
+from trl_ablate.study.runner import Runner
+from trl_ablate.study.runs import StudyRuns, tuned
 from trl_ablate.study.store import RunStore
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
-WARM_OR_COLD = pytest.mark.parametrize(
-    "start",
-    [pytest.param(FAKE_IMPORTS, id="warm"), pytest.param(None, id="cold", marks=pytest.mark.slow)],
-)
 
 
 @pytest.fixture
@@ -42,36 +45,25 @@ def store(tmp_path) -> RunStore:
     return RunStore(tmp_path / "runs")
 
 
-@WARM_OR_COLD
-def test_every_run_once_and_then_none(store, start):
+def test_every_run_once_and_then_none(store):
     arms = {"a": {"top": 0.8}, "b": {"top": 0.5}, "a_again": {"top": 0.8}}
-    outcome = run_here(store, arms, warm=start)
+    outcome = run_here(store, arms)
     assert len(outcome.done) == 6 and not outcome.failed and not outcome.left
-    assert set(starts(store.path).values()) == {1}
-    again = run_here(store, arms, warm=start)
+    again = run_here(store, arms)
     assert sorted(again.done) == sorted(outcome.done)
-    assert set(starts(store.path).values()) == {1}
+    assert list(starts(store.path).values()) == [1] * 6
     first, _, shared = analyse(planned_runs(make_plan(arms), store), METRIC).arms
     assert first.values("final") == shared.values("final")
 
 
 @pytest.mark.slow
-@WARM_OR_COLD
-def test_failures_are_retried_recorded_and_do_not_stop_the_others(store, start):
-    arms = FAILING | {"once": {"top": 0.7, "fails": 1}}
-    outcome = run_here(store, arms, retries=1, warm=start)
+def test_failures_are_retried_recorded_and_do_not_stop_the_others(store):
+    """Each run in an interpreter of its own. One that is refused is not tried again."""
+    arms = FAILING | {"once": {"top": 0.7, "fails": 1}, "refused": {"refused": 99}}
+    outcome = run_here(store, arms, retries=1, warm=None)
     check_failures(store, arms)
-    assert len(outcome.failed) == 9 and len(outcome.done) == 6
-    assert sorted(starts(store.path).values()) == [1] * 3 + [2] * 12
-
-
-@pytest.mark.slow
-def test_a_run_that_is_refused_is_not_tried_again(store):
-    outcome = run_here(store, {"a": {"top": 0.8}, "b": {"refused": 99}}, retries=3)
-    assert len(outcome.done) == len(outcome.failed) == 3 and not outcome.left
-    assert set(starts(store.path).values()) == {1}
-    reasons = {store.state(run_id).reason for run_id in outcome.failed}
-    assert reasons == {"exit code 2; error: template x.txt does not contain {question}; add it"}
+    assert len(outcome.failed) == 12 and len(outcome.done) == 6 and not outcome.left
+    assert sorted(starts(store.path).values()) == [1] * 6 + [2] * 12
 
 
 def test_a_run_of_another_runner_is_waited_for(store):
@@ -106,16 +98,7 @@ def test_a_stopped_runner_takes_its_runs_along_and_goes_on_later(tmp_path, store
 
 
 @pytest.mark.slow
-def test_the_time_is_up(store):
-    arms = {"a": {"top": 0.8, "pause": 0.05}}
-    outcome = run_here(store, arms, jobs=1, max_hours=1.5 / 3600)
-    assert len(outcome.left) + len(outcome.done) == 3 and outcome.left
-    assert not children(store.path)
-    assert len(run_here(store, arms).done) == 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kills", [5, pytest.param(12, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [4, pytest.param(12, marks=pytest.mark.long)])
 def test_killed_at_random_it_ends_with_the_same_numbers(tmp_path, store, kills):
     """kill -9 of the runner or of a run at random moments: every run once, nothing else changed."""
     arms = {"a": {"top": 0.8, "pause": 0.01}, "b": {"top": 0.5, "pause": 0.01, "collapse": 8}}
@@ -125,16 +108,14 @@ def test_killed_at_random_it_ends_with_the_same_numbers(tmp_path, store, kills):
     assert not (store.path / "twice").exists() and not children(store.path)
 
 
-@pytest.mark.parametrize(
-    ("of_one_core", "threads"), [(False, "2"), pytest.param(True, "1", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("of_one_core", "threads"), [(False, "2"), (True, "1")])
 def test_runs_share_the_cores(store, monkeypatch, of_one_core, threads):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    run_here(store, {"a": {"top": 0.8}}, jobs=4, of_one_core=of_one_core)
-    files = store.path.glob("*/resolved_config.json")
-    written = [json.loads(path.read_text()) for path in files]
-    assert [config["threads"] for config in written] == [threads] * 3
+    plan = make_plan({"a": {"top": 0.8}}, seeds=[0])
+    run_here(store, plan, jobs=4, of_one_core=of_one_core)
+    (written,) = store.path.glob("*/resolved_config.json")
+    assert json.loads(written.read_text())["threads"] == threads
 
 
 def test_free_gpus_are_those_that_nobody_uses(tmp_path, monkeypatch):
@@ -164,52 +145,90 @@ def test_runs_of_the_miniature_take_a_core_each(monkeypatch, cores, slots):
 
 
 @pytest.mark.slow
-def test_a_real_study_from_plan_to_report(tmp_path):
-    study = tmp_path / "smoke" / "study.yaml"
+def test_a_real_study_from_plan_to_report(tmp_path, capsys):
+    study, runs = tmp_path / "smoke" / "study.yaml", tmp_path / "runs"
     study.parent.mkdir()
     study.write_text(
         "question: Does the whole way work?\narms: [grpo.yaml, std_dev_off.yaml]\nseeds: [0]\n"
-        "profile: miniature\noverrides: {grpo_steps: 3, eval_size: 64, report_to: none,\n"
-        "  generation_batch_size: 32, optimizer_batch_size: 32, per_device_train_batch_size: 32,\n"
+        "profile: miniature\noverrides: {grpo_steps: 2, eval_size: 16, report_to: none,\n"
+        "  generation_batch_size: 16, optimizer_batch_size: 16, per_device_train_batch_size: 16,\n"
         "  grader_workers: 1}\n"
     )
 
-    def command(name: str, *words: str) -> str:
-        ended = warm("study", name, study, "--runs", tmp_path / "runs", *words).wait()
-        assert ended.code == 0, ended.printed
-        return ended.stdout
+    def command(name: str) -> str:
+        assert main([name, str(study), "--runs", str(runs)]) == 0
+        return capsys.readouterr().out
 
-    assert "not measured yet; add --probe" in command("plan")
-    assert not list((tmp_path / "runs").glob("*/run.json"))
+    assert "not measured yet; add --probe" in command("plan") and not list(runs.glob("*/run.json"))
     command("run")
-    assert "2 done, 0 to do" in command("plan")
-    assert command("status").count("✓") == 3  # two runs and the legend
+    records = {path: path.read_bytes() for path in runs.glob("*/run.json")}
+    assert len(records) == 2 and command("status").count("✓") == 3  # and the legend
     command("report")
     assert "std_dev_off" in (study.parent / "REPORT.md").read_text(encoding="utf-8")
-    records = {path: path.read_bytes() for path in (tmp_path / "runs").glob("*/run.json")}
     command("run")  # nothing to do
     assert {path: path.read_bytes() for path in records} == records
     assert "0.00 GiB" in command("clean")
 
 
-@pytest.mark.slow
-def test_folders_carry_the_arm_and_folders_of_former_stores_are_used(tmp_path):
+def test_folders_carry_the_arm_and_folders_of_former_stores_are_used(store):
     """Formerly a folder was named by the id alone."""
-    arms = {"b": {"top": 0.5}, "a": {"top": 0.8}, "a/x": {"top": 0.8}}
-    runs, store = make_plan(arms).runs(), RunStore(tmp_path)
-    run_here(store, arms)
-    folders = {run.id: path.name for path in tmp_path.iterdir() for run in runs.values()
-               if path.is_dir() and path.name.endswith(run.id)}  # fmt: skip
-    assert len(folders) == len(runs) == 6
-    assert all(name in (f"b-{run_id}", f"a_x-{run_id}") for run_id, name in folders.items())
-    finished, stopped = list(runs)[:2]
-    for run_id in (finished, stopped):
-        (tmp_path / folders[run_id]).rename(tmp_path / run_id)
-    RunDirectory(tmp_path / stopped).update(status="stopped", reason=INTERRUPTED[0])
-    before = starts(tmp_path)
-    assert len(run_here(RunStore(tmp_path), arms).done) == 6
-    assert starts(tmp_path) == before | {stopped: 1}
-    assert "goes on behind step 20" in store.log(stopped).read_text()
-    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {
-        *folders.values(), finished, stopped
-    } - {folders[finished], folders[stopped]}  # fmt: skip
+    plan = make_plan({"a/x": {"top": 0.8}}, seeds=[0, 1])
+    run_here(store, plan)
+    folders = [store.path / f"a_x-{run_id}" for run_id in plan.runs()]
+    former = [
+        folder.rename(store.path / run_id)
+        for run_id, folder in zip(plan.runs(), folders, strict=True)
+    ]
+    RunDirectory(former[0]).update(status="stopped", reason=INTERRUPTED[0])
+    assert len(run_here(RunStore(store.path), plan).done) == 2
+    assert "goes on behind step 20" in store.log(former[0].name).read_text()
+    assert {path.parent for path in store.path.glob("*/run.json")} == {*former}
+
+
+TOPS = {"ref": [0.4, 0.8], "own": [0.7, 0.3], "collapses": [0.5, -0.9]}
+"""Of a tuned study: `collapses` has the highest top at the second value, and does not keep it."""
+CHOSEN = {"ref": "ref--lr_2", "own": "own--lr_1", "collapses": "collapses--lr_1"}
+TRIALS, RUNS = 3 * 2 * 2, (1 + 2 + 2) * 3
+
+
+def chosen(plan: Plan, store: RunStore) -> dict[str, str | None]:
+    return {each.arm: each.best for each in tuned(plan, StudyRuns(plan, store).finished)}
+
+
+@pytest.mark.slow
+def test_a_trial_that_always_fails_leaves_the_choice_to_the_others(store):
+    plan = tuned_plan(TOPS, pause=0.0, fails={"ref--lr_2": 99})
+    outcome = run_here(store, plan, retries=0)
+    assert len(outcome.failed) == 2 and not outcome.left
+    assert chosen(plan, store) == CHOSEN | {"ref": "ref--lr_1"}
+    assert len(outcome.done) == 10 + (1 + 1 + 1) * 3  # all have their best at the same value
+
+
+class Left(LocalProcess):
+    """A process that has not ended when the runner looks, and is not stopped by it."""
+
+    def poll(self) -> None:
+        return None
+
+    def ask_to_end(self) -> None:
+        """It continues."""
+
+    def end(self, patience: float = 0.0) -> None:
+        self.wait()
+
+
+@pytest.mark.slow
+def test_trials_come_first_also_where_runs_outlive_the_runner(tmp_path, store, monkeypatch):
+    """`stay=False` collects what has ended and starts what can start, also what follows: it takes a
+    call for each stage, and gives what one call of an engine of this machine gives."""
+    plan, calls = tuned_plan(TOPS, pause=0.0), [0]
+    calm = undisturbed(tmp_path / "calm", plan)
+    monkeypatch.setattr(local, "LocalProcess", Left)
+    monkeypatch.setattr(LocalEngine, "in_place", False)
+    engine = LocalEngine(99, command=FAKE_TRAIN, warm=FAKE_IMPORTS)
+    while StudyRuns(plan, store).next and len(calls) < 9:
+        Runner(StudyRuns(plan, store), engine, stay=False).run()
+        calls.append(sum(starts(store.path).values()))
+    assert sorted({*calls}) == [0, TRIALS, TRIALS + RUNS]
+    assert set(starts(store.path).values()) == {1}
+    assert chosen(plan, store) == CHOSEN and numbers(store, plan) == calm

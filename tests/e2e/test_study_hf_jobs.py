@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from tests.support.hub_endpoint import Fault, HubEndpoint
-from tests.support.studies import FAKE_PROGRAM, numbers, undisturbed
+from tests.support.studies import FAKE_PROGRAM, numbers, run_here, undisturbed
 from tests.support.synthetic_study import make_plan
 from trl_ablate.cli.study import main
 from trl_ablate.errors import ConfigurationError
@@ -17,8 +17,6 @@ from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 
 TOKEN = "hf_" + "WriteTokenOfTheTester0123456789ab"
-READ_ONLY = "hf_" + "ReadTokenOfTheTester00123456789ab"
-ARMS = {"a": {"top": 0.8, "pause": 0.1}}
 REPO = "tester/trl-ablate-runs"
 
 
@@ -31,11 +29,11 @@ def hub(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setattr(hf_jobs, "install", lambda: ["true"])
+    monkeypatch.setattr(hf_jobs, "WAITS", [0.01] * 3)
     monkeypatch.setattr(shipping, "SECONDS_BETWEEN_QUESTIONS", 0.2)
     monkeypatch.setattr(shipping, "PROGRAM", FAKE_PROGRAM)
-    people = {TOKEN: "tester", READ_ONLY: "tester"}
     (tmp_path / "jobs").mkdir()
-    with HubEndpoint(people, read_only=(READ_ONLY,)) as endpoint:
+    with HubEndpoint({TOKEN: "tester"}) as endpoint:
         endpoint.jobs_folder = tmp_path / "jobs"
         monkeypatch.setattr(constants, "ENDPOINT", endpoint.url)
         template = constants.HUGGINGFACE_CO_URL_TEMPLATE.partition("/{repo_id}")
@@ -46,23 +44,24 @@ def hub(monkeypatch, tmp_path):
             process.wait()
 
 
-def options(*words):
-    return main.parse(["run", "std_dev", "--engine", "hf_jobs", *words])[0]
+@pytest.fixture
+def store(tmp_path) -> RunStore:
+    return RunStore(tmp_path / "runs")
 
 
-def runner(store, arms, *words, **how):
-    plan = make_plan(arms)
-    return Runner(StudyRuns(plan, store), hf_jobs.make(options(*words), plan), **how)
+def engine(plan, *words):
+    return hf_jobs.make(main.parse(["run", "std_dev", "--engine", "hf_jobs", *words])[0], plan)
 
 
 @pytest.mark.slow
-def test_started_left_and_fetched(hub, tmp_path, monkeypatch):
-    store = RunStore(tmp_path / "runs")
-    arms = {"a": {**ARMS["a"], "waits_for": str(tmp_path / "seen")}}
+def test_started_left_and_fetched_from_a_hub_that_stumbles(hub, store, tmp_path, monkeypatch):
+    plan = make_plan({"a": {"top": 0.8, "waits_for": str(tmp_path / "seen")}}, seeds=[0, 1])
     monkeypatch.setenv("WANDB_API_KEY", "secret of the tester")
+    hub.faults.append(Fault(r"GET /api/jobs", status=503, times=2))
+    hub.faults.append(Fault(r"POST .*/commit/", status=409, times=3))
     words = ["--flavor", "l4x1", "--timeout", "90m", "--secrets", "WANDB_API_KEY"]
-    left = runner(store, arms, *words, stay=False).run().left
-    assert len(left) == len(hub.jobs) == 3
+    left = Runner(StudyRuns(plan, store), engine(plan, *words), stay=False).run().left
+    assert len(left) == len(hub.jobs) == 2
     assert {store.state(run_id).status for run_id in left} == {"running"}
     for _, asked in hub.jobs.values():
         assert (asked["flavor"], asked["timeoutSeconds"]) == ("l4x1", 5400)
@@ -70,17 +69,29 @@ def test_started_left_and_fetched(hub, tmp_path, monkeypatch):
         assert TOKEN not in json.dumps([asked["command"], asked["environment"]])
     assert hub.repositories[REPO].private
     assert store.away_by_engine(left) == {"hf_jobs": left}
+    with pytest.raises(
+        ConfigurationError, match="is at hf_jobs; collect it with `trl-ablate study"
+    ):
+        run_here(store, plan)
     (tmp_path / "seen").touch()
     for process, _ in hub.jobs.values():
         process.wait()
-    study = StudyRuns(make_plan(arms), store)
-    engine = hf_jobs.make(main.parse(["fetch", "std_dev"])[0], study.plan)
-    done = Runner(study, engine, retries=0, stay=False, only=left).run().done
+    fetching = hf_jobs.make(main.parse(["fetch", "std_dev"])[0], plan)
+    done = Runner(StudyRuns(plan, store), fetching, retries=0, only=left).run().done
     assert sorted(done) == sorted(left) and not list(store.path.glob("*.away"))
-    assert len(hub.jobs) == 3  # fetching has started none
-    assert numbers(store, arms) == undisturbed(tmp_path / "calm", arms)
+    assert len(hub.jobs) == 2  # fetching has started none
+    assert numbers(store, plan) == undisturbed(tmp_path / "calm", plan)
     commits = {store.directory(run_id).read()["git"]["commit"] for run_id in left}
     assert len(commits) == 1
+
+
+PLAN = make_plan({"a": {"top": 0.8}}, seeds=[0])
+
+
+def test_a_job_that_the_hub_ends_is_a_failure_with_its_reason(hub, store):
+    hub.stages["job0"] = "CANCELED"
+    (failed,) = Runner(StudyRuns(PLAN, store), engine(PLAN), retries=0).run().failed
+    assert "ended as CANCELED" in store.state(failed).reason
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -92,43 +103,21 @@ def test_checkpoints_come_along_when_asked(hub, tmp_path, asked):
         (tmp_path / "up" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "up" / name).write_text(name)
     HfApi(token=TOKEN).upload_folder(repo_id=REPO, repo_type="dataset", folder_path=tmp_path / "up")
-    engine = hf_jobs.make(options(*["--keep_checkpoints"] * asked), make_plan(ARMS))
-    engine.download("tester/job0", "checkpoint_a/0", tmp_path / "down")
+    asking = engine(PLAN, "--jobs", "2", *["--keep_checkpoints"] * asked)
+    assert (engine(PLAN).slots, asking.slots) == (1, 2)
+    asking.download("tester/job0", "checkpoint_a/0", tmp_path / "down")
     found = {str(file.relative_to(tmp_path / "down")) for file in (tmp_path / "down").rglob("*")
              if file.is_file() and ".cache" not in file.parts}  # fmt: skip
     assert found == {name for name in names if asked or "checkpoint_last" not in name}
 
 
-def test_no_more_jobs_at_once_than_asked_for(hub):
-    found = (hf_jobs.make(options(*words), make_plan(ARMS)) for words in ([], ["--jobs", "2"]))
-    assert [engine.slots for engine in found] == [3, 2]
-
-
-@pytest.mark.slow
-def test_a_hub_that_stumbles_is_asked_again(hub, tmp_path, monkeypatch):
-    store = RunStore(tmp_path / "runs")
-    monkeypatch.setattr(hf_jobs, "WAITS", [0.01] * 3)
-    hub.faults.append(Fault(r"GET /api/jobs", status=503, times=2))
-    hub.faults.append(Fault(r"POST .*/commit/", status=409, times=3))
-    assert len(runner(store, ARMS, retries=0).run().done) == 3
-
-
-@pytest.mark.slow
-def test_a_job_that_the_hub_ends_is_a_failure_with_its_reason(hub, tmp_path):
-    store = RunStore(tmp_path / "runs")
-    hub.stages["job0"] = "CANCELED"
-    failed = runner(store, ARMS, retries=0).run().failed
-    assert len(failed) == 1
-    assert "ended as CANCELED" in store.state(failed[0]).reason
-
-
 @pytest.mark.parametrize(
-    ("path_asked", "status"), [("POST /api/jobs", 402), ("POST /api/repos/create", 403)]
+    ("asked", "status"), [("POST /api/jobs", 402), ("POST /api/repos/create", 403)]
 )
-def test_a_hub_that_refuses_is_reported_in_a_sentence(hub, tmp_path, path_asked, status):
-    hub.faults.append(Fault(path_asked, status=status))
+def test_a_hub_that_refuses_is_reported_in_a_sentence(hub, store, asked, status):
+    hub.faults.append(Fault(asked, status=status))
     with pytest.raises(ConfigurationError, match=f"hf_jobs: the Hub does not start .*{status}"):
-        runner(RunStore(tmp_path / "runs"), ARMS).run()
+        Runner(StudyRuns(PLAN, store), engine(PLAN)).run()
 
 
 @pytest.mark.parametrize(
@@ -142,4 +131,4 @@ def test_a_hub_that_refuses_is_reported_in_a_sentence(hub, tmp_path, path_asked,
 def test_what_cannot_start_a_job_is_refused(hub, monkeypatch, words, sentence):
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(ConfigurationError, match=sentence):
-        hf_jobs.make(options(*words), make_plan(ARMS))
+        engine(PLAN, *words)

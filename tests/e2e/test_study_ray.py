@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import tempfile
+import time
 
 import pytest
 
@@ -45,21 +46,17 @@ class Nodes:
         from ray.cluster_utils import Cluster
 
         head = {"num_cpus": 0, "include_dashboard": False}
-        self._cluster = Cluster(initialize_head=True, head_node_args=head)
-        self._nodes = [self._cluster.add_node(num_cpus=2) for _ in range(2)]
-
-    @property
-    def address(self) -> str:
-        return self._cluster.address
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self._nodes = [self.cluster.add_node(num_cpus=2) for _ in range(2)]
 
     def kill(self, number: int) -> None:
-        self._cluster.remove_node(self._nodes.pop(number), allow_graceful=False)
+        self.cluster.remove_node(self._nodes.pop(number), allow_graceful=False)
 
     def replace(self) -> None:
-        self._nodes.append(self._cluster.add_node(num_cpus=2))
+        self._nodes.append(self.cluster.add_node(num_cpus=2))
 
-    def close(self) -> None:
-        self._cluster.shutdown()
+    def drive(self, store: RunStore, arms: dict):
+        return drive(store, arms, "--ray_address", self.cluster.address)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +75,7 @@ def scratch(tmp_path_factory):
 def nodes(scratch):
     nodes = Nodes()
     yield nodes
-    nodes.close()
+    nodes.cluster.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +84,19 @@ def calm(tmp_path_factory):
     return undisturbed(tmp_path_factory.mktemp("calm"), ARMS)
 
 
-def test_a_node_is_killed_in_the_middle(tmp_path, nodes, scratch, calm):
+def test_a_runner_is_killed_and_then_a_node(tmp_path, nodes, scratch, calm):
+    """What runs meanwhile on the other node is not done again."""
     store, killed = RunStore(tmp_path / "runs"), tmp_path / "killed"
     arms = {name: {**arm, "pause": 0.0, "waits_for": str(killed)} for name, arm in ARMS.items()}
-    runner = drive(store, arms, "--ray_address", nodes.address)
-    wait_for(lambda: len(children(scratch)) > 2, SECONDS)  # a node has two at most: both have one
+    runner = nodes.drive(store, arms)
+    wait_for(lambda: len(children(scratch)) == 4, SECONDS)
+    runner.kill()
+    runner.wait()
+    runner = nodes.drive(store, arms)
+    logs = list(store.path.glob("*.log"))
+    wait_for(lambda: "".join(log.read_text() for log in logs).count("--- attempt") == 8, SECONDS)
+    time.sleep(1)  # until it follows the workers
+    wait_for(lambda: len(list(store.path.glob("*/metrics.jsonl"))) == 4, SECONDS)
     nodes.kill(0)
     wait_for(lambda: len(children(scratch)) < 3)  # its runs end with it, if not at once
     killed.touch()
@@ -99,23 +104,10 @@ def test_a_node_is_killed_in_the_middle(tmp_path, nodes, scratch, calm):
     nodes.replace()
     assert numbers(store, arms) == calm
     lost = [path.stem for path in store.path.glob("*.log") if "restarted on" in path.read_text()]
-    assert lost
-    assert not children(scratch) and not list(store.path.glob(".*"))
-
-
-def test_what_runs_when_the_runner_is_killed_is_not_done_again(tmp_path, nodes, scratch, calm):
-    store, killed = RunStore(tmp_path / "runs"), tmp_path / "killed"
-    arms = {name: {**arm, "pause": 0.0, "waits_for": str(killed)} for name, arm in ARMS.items()}
-    runner = drive(store, arms, "--ray_address", nodes.address)
-    wait_for(lambda: len(children(scratch)) == 4, SECONDS)
-    runner.kill()
-    runner.wait()
-    killed.touch()
-    wait_for(lambda: not children(scratch))
-    assert drive(store, arms, "--ray_address", nodes.address).wait(SECONDS) == 0
-    assert numbers(store, arms) == calm
     started = starts(scratch)
-    assert {started[run_id] for run_id in make_plan(arms).runs()} == {1}
+    assert 1 <= len(lost) <= 2
+    assert {started[run_id] for run_id in make_plan(arms).runs() if run_id not in lost} == {1}
+    assert not children(scratch) and not list(store.path.glob(".*"))
 
 
 @pytest.mark.long
@@ -127,9 +119,8 @@ def test_kills_of_runners_runs_and_nodes(tmp_path, nodes, scratch, calm):
         nodes.replace()
 
     killed = kill_at_random(
-        KILLS, store, lambda: drive(store, ARMS, "--ray_address", nodes.address), scratch,
-        kill_a_node, (0.5, 3.0),
-    )  # fmt: skip
+        KILLS, store, lambda: nodes.drive(store, ARMS), scratch, kill_a_node, (0.5, 3.0)
+    )
     assert set(killed) == {"runner", "run", "node"} and killed.total() == KILLS
     assert numbers(store, ARMS) == calm
     assert not children(scratch) and not list(store.path.glob(".*"))
@@ -138,19 +129,19 @@ def test_kills_of_runners_runs_and_nodes(tmp_path, nodes, scratch, calm):
 @pytest.mark.long
 def test_ctrl_c_ends_the_runs_and_the_study_goes_on_later(tmp_path, nodes, scratch, calm):
     store = RunStore(tmp_path / "runs")
-    runner = drive(store, ARMS, "--ray_address", nodes.address)
+    runner = nodes.drive(store, ARMS)
     wait_for(lambda: len(list(store.path.glob("*/metrics.jsonl"))) > 2, SECONDS)
     runner.send_signal(signal.SIGINT)
     assert runner.wait(SECONDS) == 130
     assert not children(scratch)
     states = {store.state(run_id).status for run_id in make_plan(ARMS).runs()}
     assert states <= {"interrupted", "to do", "finished"} and "interrupted" in states
-    assert drive(store, ARMS, "--ray_address", nodes.address).wait(SECONDS) == 0
+    assert nodes.drive(store, ARMS).wait(SECONDS) == 0
     assert numbers(store, ARMS) == calm
 
 
 @pytest.mark.long
 def test_failures_come_home_with_their_reason(tmp_path, nodes):
     store = RunStore(tmp_path / "runs")
-    assert drive(store, FAILING, "--ray_address", nodes.address).wait(SECONDS) == 1
+    assert nodes.drive(store, FAILING).wait(SECONDS) == 1
     check_failures(store, FAILING)

@@ -2,16 +2,12 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
-from tests.support.studies import DRIVER, numbers, starts, undisturbed, wait_for
+from tests.support.studies import DRIVER, numbers, starts, undisturbed
 from tests.support.synthetic_study import make_plan
 from trl_ablate import ConfigurationError
 from trl_ablate.study.engines.slurm import array_job, submit
@@ -37,102 +33,42 @@ def sbatch(tmp_path, monkeypatch):
     file.write_text(SBATCH)
     file.chmod(0o755)
     monkeypatch.setenv("PATH", f"{file.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("LOST_TASKS", "")
     return file
-
-
-def script_for(store: RunStore) -> str:
-    study = StudyRuns(make_plan(ARMS), store)
-    command = [*DRIVER, str(store.path), json.dumps(ARMS)]
-    return array_job(study, study.to_start, command, cpus=2, at_once=3)
 
 
 @pytest.mark.slow
 def test_submitting_again_does_what_is_missing_and_nothing_twice(tmp_path, sbatch, monkeypatch):
+    """Also a run that somebody else is at is left to them."""
     store = RunStore(tmp_path / "the runs")
     store.path.mkdir()
+
+    def script(tasks: int) -> str:
+        study = StudyRuns(make_plan(ARMS), store)
+        command = [*DRIVER, str(store.path), json.dumps(ARMS)]
+        text = array_job(study, study.to_start, command, cpus=2, at_once=3)
+        assert f"#SBATCH --array=0-{tasks - 1}%3" in text and "--cpus-per-task=2" in text
+        return text
+
+    first, (busy, *_) = script(6), make_plan(ARMS).runs()
     monkeypatch.setenv("LOST_TASKS", "1 4")
-    first = script_for(store)
-    assert "#SBATCH --array=0-5%3" in first and "#SBATCH --cpus-per-task=2" in first
+    lock = store.lock(busy)
+    assert lock.acquire()
     assert submit(first) == "42"
-    assert len(starts(store.path)) == 4
+    assert busy not in starts(store.path) and len(starts(store.path)) == 3
+    second = script(2)
+    lock.release()
     monkeypatch.setenv("LOST_TASKS", "")
-    second = script_for(store)
-    assert "#SBATCH --array=0-1%3" in second
     submit(second)
     submit(first)  # as if it had waited in the queue
     assert list(starts(store.path).values()) == [1] * 6
     assert StudyRuns(make_plan(ARMS), store).to_start == []
     assert numbers(store, ARMS) == undisturbed(tmp_path / "calm", ARMS)
-    names = {path.stem for path in store.path.glob("*.slurm")}
-    assert names == set(make_plan(ARMS).runs())
-
-
-@pytest.mark.slow
-def test_a_run_that_somebody_is_at_is_left_to_them(tmp_path, sbatch):
-    store = RunStore(tmp_path)
-    script, run = script_for(store), next(iter(make_plan(ARMS).runs()))
-    lock = store.lock(run)
-    assert lock.acquire()
-    assert run not in StudyRuns(make_plan(ARMS), store).to_start
-    submit(script)
-    assert run not in starts(store.path) and len(starts(store.path)) == 5
-    lock.release()
-
-
-STUDY = """
-question: q
-arms: [std_dev_off.yaml]
-seeds: [0]
-profile: miniature
-overrides: {grpo_steps: 20, generation_batch_size: 32, optimizer_batch_size: 32, train_size: 64,
-  per_device_train_batch_size: 8, eval_size: 16, eval_steps: 100, save_steps: 100}
-"""
-
-
-@pytest.mark.long
-def test_sigterm_to_a_task_has_its_run_save_and_the_next_task_goes_on(tmp_path):
-    """What `#SBATCH --signal=B:TERM@…` sends, to the task's own process."""
-    (tmp_path / "study.yaml").write_text(STUDY)
-    store = RunStore(tmp_path / "runs")
-    words = ["scripts/study.py", "run", tmp_path / "study.yaml", "--runs", store.path]
-    printing = [sys.executable, *words, "--engine", "slurm"]
-    script = subprocess.run(
-        printing, cwd=REPOSITORY, check=True, capture_output=True, text=True
-    ).stdout
-    assert "#SBATCH --signal=B:TERM@" in script
-    (run,) = script.partition("runs=(")[2].partition(")")[0].split()
-    task = start_task(script)
-
-    def began() -> bool:
-        return bool(list(store.directory(run).metrics())[1:])
-
-    wait_for(lambda: began() or task.poll() is not None, seconds=300)
-    directory = store.directory(run)
-    task.send_signal(signal.SIGTERM)
-    assert task.wait(120) == 130
-    record = directory.read()
-    assert (record["status"], record["reason"]) == ("stopped", "ended by SIGTERM")
-    (checkpoint,) = directory.path.glob("checkpoint-*")
-    assert store.state(run).status == "interrupted"
-    assert start_task(script).wait(300) == 0
-    assert directory.read()["status"] == "finished"
-    log = "".join(store.log(run).read_text().split())  # the width of a terminal cuts lines
-    assert f"resumingfrom{checkpoint}".replace(" ", "") in log
-    steps = [row["step"] for row in directory.metrics() if "loss" in row]
-    assert steps == list(range(1, 21))
-
-
-def start_task(script: str) -> subprocess.Popen:
-    """One task of an array job, as Slurm starts it: a shell that has the script."""
-    environment = {**os.environ, "SLURM_ARRAY_TASK_ID": "0"}
-    return subprocess.Popen(["bash", "-c", script], env=environment, cwd=REPOSITORY)
+    assert {path.stem for path in store.path.glob("*.slurm")} == set(make_plan(ARMS).runs())
 
 
 def test_a_gpu_for_every_run_of_a_gpu_profile_and_the_whole_script(tmp_path):
     plan, store = replace(make_plan(ARMS), for_gpu=True), RunStore(tmp_path / "a b")
-    study = StudyRuns(plan, store)
-    script = array_job(study, ["x-seed0", "x-seed1"], ["true", "a b"], cpus=2)
+    script = array_job(StudyRuns(plan, store), ["x-seed0", "x-seed1"], ["true", "a b"], cpus=2)
     assert (
         script
         == f"""#!/bin/bash

@@ -1,7 +1,7 @@
 """A run forked from a process with its imports gives the same results as a run started cold."""
 
 import sys
-from pathlib import Path
+from contextlib import ExitStack
 
 import pytest
 
@@ -18,31 +18,32 @@ pytestmark = [
 
 WORDS = [
     "recipes/off_policy_e2_tb128.yaml", "--profile", "miniature", "--generation_batch_size", "32",
-    "--optimizer_batch_size", "16", "--per_device_train_batch_size", "8", "--grpo_steps", "3",
+    "--optimizer_batch_size", "16", "--per_device_train_batch_size", "8", "--grpo_steps", "2",
     "--train_size", "12", "--eval_size", "16", "--eval_steps", "1", "--save_steps", "2",
     "--template", "question_only", "--report_to", "none", "--seed", "7",
 ]  # fmt: skip
 """The bare question has rewards from the start, so that there is a gradient."""
 
 
-def do(engine: LocalEngine, folder: Path, words: list[str]) -> Job:
-    folder.mkdir()
-    with (folder / "lock").open("w") as lock:
-        job = Job(words, folder / "run", folder / "log", lock.fileno(), folder / "away")
-        assert engine.start(job, 0).wait() == 0, job.log.read_text()
-    return job
-
-
 def test_the_same_weights_numbers_and_record(tmp_path):
-    engines = {"warm": LocalEngine(jobs=1), "cold": LocalEngine(jobs=1, warm=None)}
-    warm, cold = (RunDirectory(do(engine, tmp_path / name, WORDS).directory)
-                  for name, engine in engines.items())  # fmt: skip
+    engines = {"cold": LocalEngine(1, warm=None), "warm": LocalEngine(1)}
+    with ExitStack() as locks:
+        processes = []
+        for name, engine in engines.items():  # both train at the same time
+            folder = tmp_path / name
+            folder.mkdir()
+            lock = locks.enter_context((folder / "lock").open("w")).fileno()
+            job = Job(WORDS, folder / "run", folder / "log", lock, folder / "away")
+            processes.append(engine.start(job, 0))
+        assert [process.wait() for process in processes] == [0, 0]
+    cold, warm = (RunDirectory(tmp_path / name / "run") for name in engines)
     weights = weights_of(warm.checkpoint_last)
     assert weights == weights_of(cold.checkpoint_last) != weights_of(miniature.build())
     rows = [without_times(row) for row in warm.metrics()]
     assert rows == [without_times(row) for row in cold.metrics()]
     assert any(row.get("grad_norm", 0) > 0 for row in rows)
-    assert files_of(warm.path) == files_of(cold.path)
+    files = ({path.relative_to(run.path) for path in run.path.rglob("*")} for run in (cold, warm))
+    assert next(files) == next(files)
     records = warm.read(), cold.read()
     assert records[0].keys() == records[1].keys()
     for key in ("status", "recipe", "arm", "seed", "versions", "git", "gpus", "start_weights"):
@@ -51,9 +52,5 @@ def test_the_same_weights_numbers_and_record(tmp_path):
     assert commands[0].replace("/warm/", "/cold/") == commands[1]
 
 
-def weights_of(folder: Path) -> bytes:
+def weights_of(folder) -> bytes:
     return (folder / "model.safetensors").read_bytes()
-
-
-def files_of(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*")}

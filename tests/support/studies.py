@@ -126,11 +126,13 @@ def run_here(
     return Runner(StudyRuns(plan_of(study), store), engine, **options).run()
 
 
-def undisturbed(folder: Path, arms: dict):
-    """The study's table where nothing is killed and nothing waits, in a store of its own."""
-    hasty = {name: settings | {"pause": 0.0} for name, settings in arms.items()}
-    run_here(store := RunStore(folder), hasty, jobs=3)
-    return numbers(store, hasty)
+def undisturbed(folder: Path, study: dict | Plan):
+    """The study's table where nothing is killed, and no arm of a dict pauses, in a store of its
+    own."""
+    if isinstance(study, dict):
+        study = {name: settings | {"pause": 0.0} for name, settings in study.items()}
+    run_here(store := RunStore(folder), study, jobs=3)
+    return numbers(store, study)
 
 
 FAILING = {
@@ -149,6 +151,7 @@ def check_failures(store: RunStore, arms: dict) -> None:
         "always": "RuntimeError: out of luck",
         "killed": "killed by signal 9",
         "nothing": "exit code 1; error: no such profile",
+        "refused": "exit code 2; error: template x.txt does not contain {question}; add it",
     }
     for name, found in states.items():
         assert {state.status for state in found} == {"failed" if name in reasons else "finished"}

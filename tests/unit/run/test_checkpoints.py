@@ -1,12 +1,14 @@
 """Which checkpoint is whole, and whether the run's records match it."""
 
 import math
+import os
 from types import SimpleNamespace
 
 import pytest
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.checkpoints import (
+    SEAL,
     agreed_checkpoint,
     best_logged,
     break_seal,
@@ -34,27 +36,31 @@ def checkpoints(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("damage", [lambda kept: kept[:-1], lambda kept: b"[" + kept[1:]])
-@pytest.mark.parametrize("name", FILES[-2:])
-def test_a_file_that_is_gone_or_damaged_leads_back_to_the_one_before(checkpoints, name, damage):
-    (checkpoints / "checkpoint-10" / "notes.txt").write_text("mine")  # added later: no damage
-    assert latest_whole_checkpoint(checkpoints) == checkpoints / "checkpoint-10"
-    assert latest_whole_checkpoint(checkpoints / "checkpoint-10") is None
-    damaged = checkpoints / "checkpoint-10" / name
-    damaged.write_bytes(damage(damaged.read_bytes()))
-    assert latest_whole_checkpoint(checkpoints) == checkpoints / "checkpoint-4"
-    (checkpoints / "checkpoint-4" / name).unlink()
-    assert latest_whole_checkpoint(checkpoints) == checkpoints / "checkpoint-2"
+def leave_the_model_only(checkpoint):
+    (checkpoint / "rng_state.pth").unlink()
+    seal(checkpoint)
 
 
-def test_one_of_the_model_only_without_its_seal_or_with_a_damaged_one_is_not_whole(checkpoints):
-    (checkpoints / "checkpoint-10" / "rng_state.pth").unlink()
-    seal(checkpoints / "checkpoint-10")
-    assert latest_whole_checkpoint(checkpoints) == checkpoints / "checkpoint-4"
-    break_seal(checkpoints / "checkpoint-10")
-    for seal_of_4 in ('{"model.saf', "[]"):
-        (checkpoints / "checkpoint-4" / "sealed.json").write_text(seal_of_4)
-        assert latest_whole_checkpoint(checkpoints) == checkpoints / "checkpoint-2"
+DAMAGE = {
+    "a file is gone": lambda checkpoint: (checkpoint / "rng_state.pth").unlink(),
+    "a file is cut off": lambda checkpoint: os.truncate(checkpoint / "optimizer.pt", 3),
+    "a file has changed": lambda checkpoint: (checkpoint / FILES[-1]).write_text("{]{}{}{}"),
+    "the model only": leave_the_model_only,
+    "no seal": break_seal,
+    "a seal that is cut off": lambda checkpoint: (checkpoint / SEAL).write_text('{"model.saf'),
+    "a seal of another shape": lambda checkpoint: (checkpoint / SEAL).write_text("[]"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_checkpoint_that_is_not_whole_leads_back_to_the_one_before(checkpoints, damage):
+    last = checkpoints / "checkpoint-10"
+    (last / "notes.txt").write_text("mine")  # added later: no damage
+    assert latest_whole_checkpoint(checkpoints) == last
+    for step, before in ((10, 4), (4, 2)):
+        damage(checkpoints / f"checkpoint-{step}")
+        assert latest_whole_checkpoint(checkpoints) == checkpoints / f"checkpoint-{before}"
+    assert latest_whole_checkpoint(last) is None
 
 
 def test_processes_that_find_different_checkpoints_do_not_go_on(checkpoints):
@@ -92,38 +98,49 @@ def save_best(run, best):
     seal(run.checkpoint_best)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "best.json", "sealed.json"])
-@pytest.mark.parametrize("damage", [lambda file: file.unlink(), lambda file: file.write_bytes(b"")])
-def test_a_damaged_best_model_is_told(resumable, name, damage):
+CHANGED = "checkpoint_best has changed since it was saved.*--overwrite"
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda run: (run.checkpoint_best / "model.safetensors").unlink(), CHANGED),
+        (lambda run: (run.checkpoint_best / "best.json").write_bytes(b""), CHANGED),
+        (lambda run: (run.checkpoint_best / SEAL).unlink(), CHANGED),
+        (lambda run: write_jsonl(run.metrics_file, REWARDS[1:]), "lacks rows from before check"),
+    ],
+)
+def test_a_record_that_is_not_whole_is_refused(resumable, damage, said):
     run, checkpoint = resumable
     check_record(run, checkpoint, "r")
     save_best(run, {"metric": "r", "value": 0.9, "step": 6})  # of a step that is taken once more
     check_record(run, checkpoint, "r")
-    damage(run.checkpoint_best / name)
-    with pytest.raises(ConfigurationError, match="has changed since it was saved.*--overwrite"):
+    damage(run)
+    with pytest.raises(ConfigurationError, match=said):
         check_record(run, checkpoint, "r")
 
 
-def test_a_best_model_by_another_metric_and_missing_rows_are_told(resumable):
-    run, checkpoint = resumable
+def test_a_best_model_by_another_metric_is_refused(resumable):
     with pytest.raises(ConfigurationError, match="the best model by r, and the one by other was"):
-        check_record(run, checkpoint, "other")
-    write_jsonl(run.metrics_file, REWARDS[1:])
-    with pytest.raises(ConfigurationError, match="lacks rows from before checkpoint-4"):
-        check_record(run, checkpoint, "r")
+        check_record(*resumable, "other")
 
 
-def test_a_row_that_the_stop_itself_has_logged_is_forgotten(resumable):
-    """Where every epoch's end is logged, a stop within one logs a row behind the checkpoint."""
+def test_what_was_recorded_after_the_checkpoint_is_deleted(resumable):
+    """Where every epoch's end is logged, a stop within one logs a row of the checkpoint's step."""
     run, checkpoint = resumable
     write_jsonl(run.metrics_file, [*REWARDS, {"step": 4, "loss": 1.0}, {"step": 5, "loss": 1.0}])
     write_jsonl(run.alerts_file, [{"step": 4, "rule": "length"}, {"step": 5, "rule": "reward"}])
+    for step in (4, 9):
+        run.write_rollouts(step, [{"prompt": "1+1"}])
+    mine = run.rollout_file(9).with_name("step_final.jsonl")
+    mine.write_text("of the user")
     rewind(run, checkpoint)
     assert list(run.metrics()) == REWARDS
     assert [row["step"] for row in read_jsonl(run.alerts_file)] == [4]
+    assert {*mine.parent.iterdir()} == {run.rollout_file(4), mine}
     check_record(run, checkpoint, "r")
     rewind(run, None)
-    assert list(run.metrics()) == []
+    assert list(run.metrics()) == [] and [*mine.parent.iterdir()] == [mine]
 
 
 def test_a_resumed_run_has_to_beat_what_its_checkpoint_knows(resumable, monkeypatch, caplog):

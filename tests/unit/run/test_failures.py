@@ -22,15 +22,31 @@ def named(name: str, text: str) -> Exception:
     return type(name, (RuntimeError,), {})(text)
 
 
+def of_a_lock() -> OSError:
+    """Python's error names no file: it is raised where the lock is made."""
+    code = compile(f"raise OSError({errno.ENOSPC}, '')", synchronize.__file__, "exec")
+    with pytest.raises(OSError) as raised:
+        exec(code)
+    return raised.value
+
+
+def caused_by(cause: Exception) -> RuntimeError:
+    error = RuntimeError("could not be saved")
+    error.__cause__ = cause
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
         (FULL, "the disk is full (runs/a/metrics.jsonl); free some space"),
+        (caused_by(FULL), "the disk is full; "),
         (RuntimeError("I/O error: No space left on device (os error 28)"), "the disk is full; "),
         (RuntimeError("PytorchStreamWriter failed writing file data/3"), "the disk is full; "),
         (RuntimeError("unable to write to file </torch_9_1>: No space left on device (28)"),
          "shared memory (/dev/shm) is full; set dataloader_num_workers to 0"),
         (RuntimeError("It is possible that workers are out of shared memory. "), "memory (/dev/s"),
+        (of_a_lock(), "shared memory (/dev/shm) is full"),
         (pickle.UnpicklingError("Weights only load failed. ...\nGLOBAL os.system"),
          "holds more than tensors and numbers, so it was not loaded"),
         (sqlite3.OperationalError("database or disk is full"), "the disk is full; "),
@@ -40,6 +56,8 @@ def named(name: str, text: str) -> Exception:
         (Exception("Request failed: 500, dead"), "(Request failed: 500, dead); check its log"),
         (requests.ConnectionError("can't be reached at http://a:1."), "http://a:1); check its log"),
         (RewardError("reward function 'x' raised"), "reward function 'x' raised"),
+        (RuntimeError("the engine died"), "None"),  # nobody foresaw these: they are left alone
+        (OSError(errno.EIO, "I/O"), "None"),
     ],
 )  # fmt: skip
 def test_known_trouble_is_one_sentence(error, said):
@@ -51,25 +69,6 @@ def test_sampling_from_broken_weights_is_a_divergence():
     with pytest.raises(RuntimeError) as raised:
         torch.multinomial(torch.tensor([torch.nan, 1.0]), 1)
     assert is_divergence(raised.value) and not is_divergence(RuntimeError("else"))
-
-
-def test_a_lock_that_finds_no_shared_memory_is_told_from_a_full_disk():
-    """Python's error names no file: it is raised where the lock is made."""
-    code = compile(f"raise OSError({errno.ENOSPC}, '')", synchronize.__file__, "exec")
-    with pytest.raises(OSError) as raised:
-        exec(code)
-    assert "shared memory (/dev/shm) is full" in str(message_of(raised.value))
-
-
-def test_a_full_disk_is_found_behind_the_error_it_caused():
-    error = RuntimeError("could not be saved")
-    error.__cause__ = FULL
-    assert "the disk is full" in str(message_of(error))
-
-
-@pytest.mark.parametrize("error", [RuntimeError("the engine died"), OSError(5, "I/O"), KeyError(1)])
-def test_an_error_that_nobody_foresaw_is_left_alone(error):
-    assert message_of(error) is None
 
 
 def test_room_is_kept_for_the_last_words_on_a_full_disk(tmp_path, monkeypatch):

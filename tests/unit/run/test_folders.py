@@ -67,9 +67,8 @@ def test_killed_at_each_point_one_of_them_is_whole(folder, steps):
     assert killed == (steps < 4), "the swap has another number of steps than is tried here"
 
 
-@pytest.mark.sample(15)
-@pytest.mark.parametrize("first", range(5))
-@pytest.mark.parametrize("second", range(6))
+@pytest.mark.sample(8)
+@pytest.mark.parametrize(("first", "second"), [(a, b) for a in range(5) for b in range(6)])
 def test_killed_again_in_the_next_swap_one_of_them_is_whole(folder, first, second):
     """The former folder is not removed while it is the only one, even if it was not restored."""
     replace_and_die(folder, first)

@@ -29,14 +29,9 @@ def test_only_launchers_are_launchers(command_line, launches):
     assert is_launcher(command_line.split()) is launches
 
 
-@pytest.fixture
-def handler():
+def test_it_ends_the_program_once_and_is_only_noted_in_training(tmp_path, request):
     before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
-
-
-def test_it_ends_the_program_once_and_is_only_noted_in_training(tmp_path, handler):
+    request.addfinalizer(lambda: signal.signal(signal.SIGTERM, before))
     termination, run = Termination().listen(), RunDirectory(tmp_path)
     with pytest.raises(Terminated), run.recorded():
         signal.raise_signal(signal.SIGTERM)
