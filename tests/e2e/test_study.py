@@ -102,7 +102,7 @@ def test_a_stopped_runner_takes_its_runs_along_and_goes_on_later(tmp_path, store
 def test_killed_at_random_it_ends_with_the_same_numbers(tmp_path, store, kills):
     """kill -9 of the runner or of a run at random moments: every run once, nothing else changed."""
     arms = {"a": {"top": 0.8, "pause": 0.01}, "b": {"top": 0.5, "pause": 0.01, "collapse": 8}}
-    killed = kill_at_random(kills, store, lambda: drive(store, arms), store.path)
+    killed = kill_at_random(kills, store, lambda: drive(store, arms))
     assert set(killed) == {"runner", "run"} and killed.total() == kills
     assert numbers(store, arms) == undisturbed(tmp_path / "calm", arms)
     assert not (store.path / "twice").exists() and not children(store.path)

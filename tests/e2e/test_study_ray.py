@@ -1,10 +1,5 @@
-"""Studies over a real Ray cluster of two nodes, with nodes, runs and runners killed.
+"""Studies over a real Ray cluster of two nodes, with a node, runs and runners killed."""
 
-`TRL_ABLATE_KILLS=20` kills twenty times.
-"""
-
-import os
-import random
 import signal
 import sys
 import tempfile
@@ -18,7 +13,6 @@ from tests.support.studies import (
     check_failures,
     children,
     drive,
-    kill_at_random,
     numbers,
     starts,
     undisturbed,
@@ -34,29 +28,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc"),
 ]
 
-KILLS = int(os.environ.get("TRL_ABLATE_KILLS", "6"))
-
 ARMS = {"a": {"top": 0.8, "pause": 0.4}, "b": {"top": 0.5, "pause": 0.4, "collapse": 8}}
-
-
-class Nodes:
-    """Two nodes of two CPUs each beside a head without any; one that is killed can be replaced."""
-
-    def __init__(self):
-        from ray.cluster_utils import Cluster
-
-        head = {"num_cpus": 0, "include_dashboard": False}
-        self.cluster = Cluster(initialize_head=True, head_node_args=head)
-        self._nodes = [self.cluster.add_node(num_cpus=2) for _ in range(2)]
-
-    def kill(self, number: int) -> None:
-        self.cluster.remove_node(self._nodes.pop(number), allow_graceful=False)
-
-    def replace(self) -> None:
-        self._nodes.append(self.cluster.add_node(num_cpus=2))
-
-    def drive(self, store: RunStore, arms: dict):
-        return drive(store, arms, "--ray_address", self.cluster.address)
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +41,26 @@ def scratch(tmp_path_factory):
         patch.setenv("FAKE_STARTS", str(folder))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         yield folder
+
+
+class Nodes:
+    """Two nodes of two CPUs each beside a head without any."""
+
+    def __init__(self):
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": 0, "include_dashboard": False}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self._nodes = [self.cluster.add_node(num_cpus=2) for _ in range(2)]
+
+    def kill(self) -> None:
+        self.cluster.remove_node(self._nodes.pop(0), allow_graceful=False)
+
+    def replace(self) -> None:
+        self._nodes.append(self.cluster.add_node(num_cpus=2))
+
+    def drive(self, store: RunStore, arms: dict):
+        return drive(store, arms, "--ray_address", self.cluster.address)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +89,7 @@ def test_a_runner_is_killed_and_then_a_node(tmp_path, nodes, scratch, calm):
     wait_for(lambda: "".join(log.read_text() for log in logs).count("--- attempt") == 8, SECONDS)
     time.sleep(1)  # until it follows the workers
     wait_for(lambda: len(list(store.path.glob("*/metrics.jsonl"))) == 4, SECONDS)
-    nodes.kill(0)
+    nodes.kill()
     wait_for(lambda: len(children(scratch)) < 3)  # its runs end with it, if not at once
     killed.touch()
     assert runner.wait(SECONDS) == 0
@@ -107,22 +99,6 @@ def test_a_runner_is_killed_and_then_a_node(tmp_path, nodes, scratch, calm):
     started = starts(scratch)
     assert 1 <= len(lost) <= 2
     assert {started[run_id] for run_id in make_plan(arms).runs() if run_id not in lost} == {1}
-    assert not children(scratch) and not list(store.path.glob(".*"))
-
-
-@pytest.mark.long
-def test_kills_of_runners_runs_and_nodes(tmp_path, nodes, scratch, calm):
-    store, rng = RunStore(tmp_path / "runs"), random.Random(KILLS)
-
-    def kill_a_node() -> None:
-        nodes.kill(rng.randrange(2))
-        nodes.replace()
-
-    killed = kill_at_random(
-        KILLS, store, lambda: nodes.drive(store, ARMS), scratch, kill_a_node, (0.5, 3.0)
-    )
-    assert set(killed) == {"runner", "run", "node"} and killed.total() == KILLS
-    assert numbers(store, ARMS) == calm
     assert not children(scratch) and not list(store.path.glob(".*"))
 
 

@@ -162,18 +162,12 @@ def check_failures(store: RunStore, arms: dict) -> None:
 
 
 def kill_at_random(
-    kills: int,
-    store: RunStore,
-    start: Callable[[], subprocess.Popen],
-    folder: Path,
-    a_node: Callable[[], None] | None = None,
-    pause: tuple[float, float] = (0.1, 0.9),
+    kills: int, store: RunStore, start: Callable[[], subprocess.Popen]
 ) -> Counter[str]:
-    """Kill the runner, a run (one that writes below the folder), or a node with SIGKILL, as often
-    as given, each kind as often; then let the study finish. The number of kills of each kind."""
+    """Kill the runner or a run with SIGKILL, as often as given, both as often; then let the study
+    finish. The number of kills of each kind."""
     rng = random.Random(kills)
-    kinds = ["runner", "run", "node"] if a_node else ["runner", "run"]
-    targets = [kinds[n % len(kinds)] for n in range(kills)]
+    targets = [("runner", "run")[n % 2] for n in range(kills)]
     rng.shuffle(targets)
     runner = start()
 
@@ -182,15 +176,13 @@ def kill_at_random(
         if runner.poll() is not None:
             forget_some(store, rng)
             runner = start()
-        return children(folder)
+        return children(store.path)
 
     for target in targets:
-        time.sleep(rng.uniform(*pause))
+        time.sleep(rng.uniform(0.1, 0.9))
         wait_for(running, SECONDS)
         if target == "run":
-            wait_for(lambda: is_killed(rng.choice(running() or [None])), SECONDS)
-        elif target == "node" and a_node:
-            a_node()
+            wait_for(lambda: is_killed(rng.choice(running() or [0])), SECONDS)
         else:
             runner.kill()
             runner.wait()
@@ -199,14 +191,14 @@ def kill_at_random(
     return Counter(targets)
 
 
-def is_killed(pid: int | None) -> bool:
+def is_killed(pid: int) -> bool:
     """Whether the kill ended the process: it may have finished just before."""
     try:
-        if pid is not None:
+        if pid:
             os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return False
-    return pid is not None
+    return pid > 0
 
 
 def forget_some(store: RunStore, rng: random.Random) -> None:
