@@ -14,6 +14,7 @@ from collections import Counter
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -22,7 +23,7 @@ from trl_ablate import ConfigurationError, load_recipe
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.rewards import grader_of
 from trl_ablate.run.json_files import write_jsonl
-from trl_ablate.training import building
+from trl_ablate.training import building, models
 from trl_ablate.training.machine import check_device
 
 CASES = list(cases())
@@ -70,29 +71,22 @@ def resolved(world: dict[str, Any], name: str, value: Any):
 
 def trained(world: dict[str, Any], name: str, value: Any) -> str:
     """How it ends: `refused`, `trained` or `diverged`, or what is wrong with the end."""
-    loaded = []
-    try:
-        asked = resolved(world, name, value)
-        check_device(asked)
-        put_together = building.AblationTrainer
-
-        def note(*args, **kwargs):
-            loaded.append(True)
-            return put_together(*args, **kwargs)
-
-        building.AblationTrainer = note
-        with grader_of(asked.task) as grader:
-            trainer = building.build_trainer(asked, grader)
-            trainer.train()
-        return "trained" if trainer.state.global_step >= 1 else "no step"
-    except ConfigurationError as error:
-        sentence = str(error)
-        in_words = sentence and "\n" not in sentence and len(sentence) < 2000
-        return "refused" if in_words and not loaded else f"refused late: {sentence}"
-    except Exception as error:
-        if any(sign in str(error) for sign in DIVERGES) and value == value:  # NaN is refused
-            return "diverged"
-        return "".join(traceback.format_exception_only(error)) + traceback.format_exc()[-500:]
+    with patch.object(models, "check_finite", wraps=models.check_finite) as loaded:
+        try:
+            asked = resolved(world, name, value)
+            check_device(asked)
+            with grader_of(asked.task) as grader:
+                trainer = building.build_trainer(asked, grader)
+                trainer.train()
+            return "trained" if trainer.state.global_step >= 1 else "no step"
+        except ConfigurationError as error:
+            sentence = str(error)
+            in_words = sentence and "\n" not in sentence and len(sentence) < 2000
+            return "refused" if in_words and not loaded.called else f"refused late: {sentence}"
+        except Exception as error:
+            if any(sign in str(error) for sign in DIVERGES) and value == value:  # NaN is refused
+                return "diverged"
+            return "".join(traceback.format_exception_only(error)) + traceback.format_exc()[-500:]
 
 
 def in_limits(end: Connection, *case: Any) -> None:
