@@ -1,13 +1,8 @@
-"""The grader at full size: all reference answers, hostile batches, fuzzing, speed, two processes.
+"""The grader at full size: all reference answers, hostile batches, fuzzing."""
 
-Numbers that a test measures are printed; run with `-s` to see them.
-"""
-
-import json
 import os
 import random
 import re
-import sys
 import time
 from pathlib import Path
 
@@ -21,11 +16,12 @@ from trl_ablate.prompts.templates import TEMPLATES
 from trl_ablate.rewards import MathGrader
 from trl_ablate.rewards.functions import score_batch
 from trl_ablate.rewards.grading.reading import read
+from trl_ablate.run.json_files import read_jsonl
 
 pytestmark = pytest.mark.slow
 
 ROWS = 21_292
-
+SPLITS = ("math/train", "math/validation", "gsm8k/train", "gsm8k/test")
 WRITE = {
     "r1_zero": "working </think> <answer> {} </answer>",
     "question_only": r"working, so it is $\boxed{{{}}}$.",
@@ -35,17 +31,11 @@ WRITE = {
 }
 
 
-def say(text: str) -> None:
-    sys.stdout.write(f"\n    {text}")
-
-
 @pytest.fixture(scope="module")
 def golds() -> list[str]:
     if not SHARED_DATA.is_dir():
         pytest.skip(f"no MATH and GSM8K at {SHARED_DATA}")
-    names = "math/train", "math/validation", "gsm8k/train", "gsm8k/test"
-    files = [(SHARED_DATA / f"{name}.jsonl").open(encoding="utf-8") for name in names]
-    rows = [json.loads(line) for file in files for line in file]
+    rows = [row for name in SPLITS for row in read_jsonl(SHARED_DATA / f"{name}.jsonl")]
     assert len(rows) == ROWS
     return [row["answer"].rsplit("####", 1)[-1].strip() for row in rows]
 
@@ -53,7 +43,6 @@ def golds() -> list[str]:
 @pytest.fixture(scope="module")
 def grader():
     with MathGrader(workers=2, timeout=5.0) as shared:
-        shared.grade(["(x-1)(x+1)"], ["x^2-1"])
         yield shared
 
 
@@ -62,48 +51,11 @@ def test_every_reference_answer_scores_in_full(grader, golds, template):
     if template == "last_number":
         golds = [gold for gold in golds if re.fullmatch(r"-?\d+(\.\d+)?", gold)]
         assert len(golds) > 10_000
-    start = time.monotonic()
     written = [WRITE[template].format(gold) for gold in golds]
     scores = score_batch(template, written, golds, grader=grader)
-    say(f"{template}: {len(golds)} rows in {time.monotonic() - start:.2f} s")
     full = 3.0 if template.endswith("xml") else 1.0
     short = [gold for gold, each in zip(golds, scores, strict=True) if each["reward"] != full]
     assert short == []
-
-
-IN_UNICODE = (
-    (r"\\d?frac\{1\}\{2\}", "½"), (r"\\pi(?![a-z])", "π"), (r"\\infty", "∞"), (r"\\cup", "∪"),
-    (r"\\le(?:q|(?![a-z]))", "≤"), (r"\\sqrt\{(\d+|[a-z])\}", r"√\1"),
-    (r"\\sqrt\{([^{}()]*)\}", r"√(\1)"),
-    (r"\\times", "×"), (r"\^\{2\}|\^2", "²"), (r"\^\{?-1\}?", "⁻¹"),
-)  # fmt: skip
-
-
-def test_reference_answers_in_unicode_are_right(grader, golds):
-    written = {gold: gold for gold in golds}
-    for pattern, sign in IN_UNICODE:
-        written = {gold: re.sub(pattern, sign, text) for gold, text in written.items()}
-    pairs = [(text, gold) for gold, text in written.items() if text != gold]
-    verdicts = grader.grade(*map(list, zip(*pairs, strict=True)))
-    say(f"{sum(map(bool, verdicts))} of {len(pairs)}")
-    assert len(pairs) > 800 and verdicts.count(True) > 0.99 * len(pairs)
-
-
-def test_another_rows_answer_is_wrong(grader, golds):
-    """Answers drawn from another row. The few that are right are equal, and each is listed here."""
-    others = golds[:]
-    random.Random(0).shuffle(others)
-    start = time.monotonic()
-    verdicts = grader.grade(others, golds)
-    say(f"{len(golds)} drawn answers in {time.monotonic() - start:.1f} s")
-    assert None not in verdicts
-    right = {
-        (other, gold)
-        for other, gold, verdict in zip(others, golds, verdicts, strict=True)
-        if verdict and read(other).tidied != read(gold).tidied
-    }
-    say(f"right in other words: {sorted(right)}")
-    assert right == EQUAL_IN_OTHER_WORDS
 
 
 # A unit, a degree sign, a percent sign or `x=` on one side only; looked at one by one.
@@ -115,6 +67,16 @@ EQUAL_IN_OTHER_WORDS = {
     (r"25 \text{ ft}", "25"),
     ("b=0", "0"),
 }
+
+
+def test_another_rows_answer_is_wrong(grader, golds):
+    """Answers drawn from another row. The few that are right are equal, and each is listed."""
+    others = golds[:]
+    random.Random(0).shuffle(others)
+    verdicts = grader.grade(others, golds)
+    assert None not in verdicts
+    right = {(a, b) for a, b, found in zip(others, golds, verdicts, strict=True) if found}
+    assert {(a, b) for a, b in right if read(a).tidied != read(b).tidied} == EQUAL_IN_OTHER_WORDS
 
 
 HOSTILE = [
@@ -131,40 +93,30 @@ HOSTILE = [
 """Texts that hang, starve or break a parser, as a model might come to write them."""
 
 
-def honest_answers(count: int) -> list[tuple[str, str, bool]]:
-    """Answers to MATH-like questions, half of them right, none the same text as the reference."""
-    pairs = []
-    for n in range(2, 2 + count // 4):
-        pairs += [
-            (rf"\frac{{{n}}}{{{2 * n}}}", "0.5", True),
-            (f"(x+{n})^2", f"x^2+{2 * n}x+{n * n}", True),
-            (f"{n + 1}", f"{n}", False),
-            (rf"{n}\sqrt{{2}}", rf"{n}\sqrt{{3}}", False),
-        ]
-    return pairs
+@pytest.fixture(scope="module")
+def hostile_batch():
+    """Hostile answers, each behind nine of MATH-like questions: answers, references, verdicts. That
+    of a hostile one is None: any but True."""
+    rows: list[tuple[str, str, bool | None]] = []
+    for n, hostile in enumerate(HOSTILE, 2):
+        for m in (n, n + 100, n + 200):
+            rows += [
+                (f"(x+{m})^2", f"x^2+{2 * m}x+{m * m}", True),
+                (f"{m + 1}", f"{m}", False),
+                (rf"{m}\sqrt{{2}}", rf"{m}\sqrt{{3}}", False),
+            ]
+        rows.append((hostile, "x^2+5", None))
+    return tuple(zip(*rows, strict=True))
 
 
-def hostile_batch() -> tuple[tuple[str, ...], tuple[str, ...], tuple[bool | None, ...]]:
-    """256 answers, every tenth hostile; the expected verdict of a hostile one is None: any."""
-    honest, hostile = iter(honest_answers(232)), iter(HOSTILE)
-    rows = [(next(hostile), "x^2+5", None) if n % 10 == 4 else next(honest) for n in range(256)]
-    answers, golds, expected = zip(*rows, strict=True)
-    return answers, golds, expected
-
-
-def test_a_hostile_batch():
-    """Two seconds, as an honest comparison may wait for a core of a busy machine."""
-    answers, golds, expected = hostile_batch()
-    timeout, hostile = 2.0, expected.count(None)
-    assert (len(answers), hostile) == (256, 26)
-    with MathGrader(workers=2, timeout=timeout) as grader:
+def test_a_hostile_batch(hostile_batch):
+    answers, golds, expected = hostile_batch
+    with MathGrader(workers=2, timeout=1.0) as grader:
         grader.grade(["(x-1)(x+1)"], ["x^2-1"])
         start = time.monotonic()
         verdicts = grader.grade(answers, golds)
-        took = time.monotonic() - start
-        processes = descendants(grader)
-        say(f"{took:.1f} s, {grader.timeouts} timeouts, {grader.restarts} restarts")
-    assert took < 3 * timeout * hostile / 2 + 2
+        took, processes = time.monotonic() - start, descendants(grader)
+    assert took < 3 * 1.0 * len(HOSTILE) / 2 + 2
     for answer, verdict, wanted in zip(answers, verdicts, expected, strict=True):
         assert verdict is not True if wanted is None else verdict is wanted, answer[:50]
     assert not any(Path(f"/proc/{pid}").exists() for pid in processes)
@@ -176,24 +128,17 @@ def resident_mib(pids: list[int]) -> float:
 
 
 @pytest.mark.long
-def test_memory_is_flat_over_fifty_hostile_batches():
+def test_memory_is_flat_over_fifty_hostile_batches(hostile_batch):
     """A short deadline, so that fifty batches take minutes; each batch has answers of its own."""
-    answers, golds, expected = hostile_batch()
+    answers, golds, expected = hostile_batch
     sizes: list[tuple[float, float]] = []
     with MathGrader(workers=2, timeout=0.1) as grader:
         for number in range(50):
-            ours = [
-                f"{a}+{number}" if wanted is None else a
-                for a, wanted in zip(answers, expected, strict=True)
-            ]
-            grader.grade(ours, golds)
+            pairs = zip(answers, expected, strict=True)
+            grader.grade([f"{a}+{number}" if each is None else a for a, each in pairs], golds)
             sizes.append((resident_mib([os.getpid()]), resident_mib(grader.pids)))
         assert len(descendants(grader)) <= 4
-        say(f"{grader.timeouts} timeouts, {grader.restarts} restarts")
-    say(f"parent MiB {sizes[4][0]:.0f} -> {sizes[-1][0]:.0f}")
-    say(f"watchers MiB {sizes[4][1]:.0f} -> {sizes[-1][1]:.0f}")
-    assert sizes[-1][0] - sizes[4][0] < 8
-    assert sizes[-1][1] - sizes[4][1] < 8
+    assert all(last - early < 8 for early, last in zip(sizes[4], sizes[-1], strict=True)), sizes
 
 
 COMMANDS = [
@@ -207,8 +152,7 @@ TOKENS = [
 ]
 latex_like = st.lists(st.sampled_from(TOKENS), max_size=40).map("".join)
 texts = st.one_of(latex_like, latex_like, st.text(max_size=200))
-FUZZED_ANSWERS = 10_000
-PER_EXAMPLE = 40
+FUZZED_ANSWERS, PER_EXAMPLE = 4_000, 40
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +163,6 @@ def fuzzed_grader():
 
 @settings(
     max_examples=FUZZED_ANSWERS // PER_EXAMPLE,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
     derandomize=True,
     database=None,

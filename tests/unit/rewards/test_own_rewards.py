@@ -74,10 +74,7 @@ def file(tmp_path):
 
 
 def chosen(*entries, form="r1_zero", **given):
-    def no_model(name):
-        raise AssertionError(name)
-
-    return chosen_rewards(reward_specs(entries), Tools(MathGrader(1), form, no_model, **given))
+    return chosen_rewards(reward_specs(entries), Tools(MathGrader(1), form, str, **given))
 
 
 def logged_call(function, completions, **columns):
@@ -112,42 +109,32 @@ def test_a_function_of_a_file_gets_the_columns_that_it_names(file):
     rewards.check_columns(["level", "answer"], "train questions")
 
 
-def test_arguments_weights_and_names_come_from_the_recipe(file):
+def test_arguments_weights_and_names_come_from_the_recipe_and_async_stays_async(file):
     rewards = chosen(
         {"path": f"{file}:lengths", "weight": 0.5, "kwargs": {"scale": 3.0}},
         {"path": f"{file}:lengths", "name": "plain"},
         {"path": f"{file}:Judge", "kwargs": {"worth": 0.25}},
+        f"{file}:slow_lengths",
     )
-    assert rewards.weights == [0.5, 1.0, 1.0]
-    assert [one.__name__ for one in rewards.functions] == ["lengths", "plain", "Judge"]
-    assert [call(one, ["ab"]) for one in rewards.functions] == [[6.0], [2.0], [0.25]]
+    names = ["lengths", "plain", "Judge", "slow_lengths"]
+    assert rewards.weights == [0.5, 1.0, 1.0, 1.0]
+    assert [get_callable_name(one) for one in rewards.functions] == names
+    assert [call(one, ["ab"]) for one in rewards.functions] == [[6.0], [2.0], [0.25], [2.0]]
+    assert is_async_callable(rewards.functions[3])
 
 
-def test_an_async_function_stays_async(file):
-    (function,) = chosen(f"{file}:slow_lengths").functions
-    assert is_async_callable(function) and get_callable_name(function) == "slow_lengths"
-    assert call(function, ["a", "bcd"]) == [1.0, 3.0]
-
-
-@pytest.mark.parametrize(
-    ("path", "right", "columns"),
-    [
-        ("accuracy_reward", r"\boxed{1}", {"solution": ["$1$"] * 2}),
-        ("trl.rewards.accuracy_reward", r"\boxed{1}", {"solution": ["$1$"] * 2}),
-        ("reasoning_accuracy_reward", r"</think> \boxed{1}", {"solution": ["$1$"] * 2}),
+def test_the_rewards_of_trl_read_completions_of_text_and_of_messages():
+    solution = {"solution": ["$1$"] * 2}
+    for path, right, columns in (
+        ("trl.rewards.accuracy_reward", r"\boxed{1}", solution),
+        ("reasoning_accuracy_reward", r"</think> \boxed{1}", solution),
         ("think_format_reward", "<think>a</think>b", {}),
-    ],
-)
-def test_the_rewards_of_trl_read_completions_of_text_and_of_messages(path, right, columns):
-    rewards = chosen(path)
-    assert list(rewards.needs.values()) == [list(columns)]
-    texts = [right, r"</think> \boxed{2}"]
-    messages = [[{"role": "assistant", "content": text}] for text in texts]
-    for completions in (texts, messages):
-        assert call(rewards.functions[0], completions, **columns) == [1.0, 0.0]
-
-
-def test_a_reward_that_trl_makes_from_its_arguments():
+    ):
+        rewards, texts = chosen(path), [right, r"</think> \boxed{2}"]
+        assert list(rewards.needs.values()) == [list(columns)]
+        messages = [[{"role": "assistant", "content": text}] for text in texts]
+        for completions in (texts, messages):
+            assert call(rewards.functions[0], completions, **columns) == [1.0, 0.0]
     kwargs = {"max_completion_len": 4, "soft_punish_cache": 2}
     (overlong,) = chosen({"path": "get_soft_overlong_punishment", "kwargs": kwargs}).functions
     ids = [[7] * 2, [7] * 3, [7] * 5]
@@ -178,16 +165,20 @@ def test_a_row_that_raises_is_ungraded_and_counted(file, caplog):
     call(function, ["a", "b"], answer=["0", "1"])
     assert not caplog.text  # once in a run
 
-
-def test_an_async_row_that_raises_is_ungraded_and_none_and_nan_are_too():
     async def parts(completions, **kwargs):
         return [1.0 / len(text) for text in completions]
 
     assert call(guarded(Calls("mine", parts)), ["ab", ""]) == [0.5, None]
-    function = guarded(Calls("mine", lambda completions, **kwargs: [None, math.nan, 0.0]))
+
+
+def test_none_and_nan_are_ungraded_and_arrays_and_tensors_are_lists_of_numbers():
+    function = guarded(Calls("mine", lambda completions, **_: [None, math.nan, 0.0]))
     rewards, metrics, _ = logged_call(function, ["a", "b", "c"])
     assert rewards == [None, None, 0.0]
     assert metrics == {"grader/mine/ungraded": 2.0, "grader/mine/errors": 0.0}
+    for made in (np.array([1, 2]), torch.tensor([1.0, 2.0]), (True, np.float32(2))):
+        function = guarded(Calls("mine", lambda completions, made=made, **_: made))
+        assert call(function, ["a", "b"]) == [1.0, 2.0]
 
 
 def test_a_call_that_fails_where_none_of_its_rows_does_is_counted(caplog):
@@ -244,12 +235,6 @@ def test_an_error_of_the_function_ends_the_run_in_one_sentence(function, sentenc
     assert str(raised.value).isprintable()
 
 
-def test_arrays_and_tensors_are_lists_of_numbers():
-    for made in (np.array([1, 2]), torch.tensor([1.0, 2.0]), (True, np.float32(2))):
-        function = guarded(Calls("mine", lambda completions, made=made, **_: made))
-        assert call(function, ["a", "b"]) == [1.0, 2.0]
-
-
 def test_workers_grade_like_the_function_itself(file):
     spec = {"path": f"{file}:lengths", "kwargs": {"scale": 2.0}}
     (plain,), (worked,) = (chosen(spec, timeout=each).functions for each in (None, 30.0))
@@ -260,14 +245,11 @@ def test_workers_grade_like_the_function_itself(file):
 
 @pytest.mark.slow
 def test_a_hanging_row_is_killed_and_the_others_are_graded(file):
-    (function,) = chosen(f"{file}:hangs", workers=2, timeout=5.0).functions
+    (function,) = chosen(f"{file}:hangs", workers=2, timeout=2.0).functions
     rewards, metrics, _ = logged_call(function, ["abc", "hang", "none", "raises", "exits", "ab"])
     assert rewards == [3.0, None, None, None, None, 2.0]
-    assert metrics == {
-        "grader/hangs/ungraded": 4.0,
-        "grader/hangs/errors": 2.0,
-        "grader/hangs/timeouts": 1.0,
-    }
+    counts = {"ungraded": 4.0, "errors": 2.0, "timeouts": 1.0}
+    assert metrics == {f"grader/hangs/{name}": count for name, count in counts.items()}
 
 
 def test_memory_that_earlier_requests_have_used_up_is_retried_in_another_fork(file):
@@ -302,39 +284,28 @@ def test_workers_report_what_is_wrong_with_the_function(file):
         (["anwser"], "'anwser' is no reward; did you mean 'answer'"),
         (["reward.py"], "'reward.py' names no function of the file; write FILE.py:FUNCTION"),
         ([{"path": "answer", "wieght": 1}], "unknown key 'wieght'; use path, weight"),
-        ([{"path": "answer", "weight": "1"}], "weight of 'answer' is '1'; give a number"),
+        ([{"path": "answer", "weight": math.inf}], "weight of 'answer' is 'inf'; give a number"),
         ([{"weight": 1}], "path is None; give one of answer"),
         ([{"path": "answer", "kwargs": {"a": 1}}], "'answer' takes no kwargs, but has 'a'"),
         (["answer", "answer"], "two rewards named 'answer'"),
+        (["a/rm", "b/judge", "b/rm/"], "two rewards named 'rm'"),  # as TRL would name the models
         ([{"path": "a/rm", "name": "b"}], "'a/rm' is a reward model, which TRL names by its path"),
         ([{"path": "answer", "name": "a\x1b[2J"}], "'answer' is 'a.x1b.*without control char"),
-        (["nowhere.reward.score"], "no module 'nowhere'"),
         (["/nowhere/reward.py:score"], "no file /nowhere/reward.py"),
-        (["FOLDER/reward.py:lenghts"], "has no 'lenghts'; it has .*did you mean 'lengths'"),
         (["FOLDER/reward.py:number"], "is a int, which cannot be called"),
         (["FOLDER/reward.py:Judge"], "cannot be made with kwargs"),
         (["FOLDER/broken.py:f"], "broken.py cannot be imported: NameError.*line 2 of broken.py"),
         (["FOLDER/exits.py:f"], "exits.py cannot be imported: SystemExit: 3 .line 1 of exits.py"),
         ([{"path": "answer", "kwargs": 3}], "kwargs of 'answer' are '3'; give a mapping"),
-        ([{"path": "answer", "weight": float("inf")}], "weight of 'answer' is 'inf'; give a num"),
-        (["FOLDER/cut.py:f"], "cut.py cannot be imported: SyntaxError"),
     ],
 )
 def test_a_wrong_entry_is_refused_in_one_sentence(file, tmp_path, entries, sentence):
     (tmp_path / "broken.py").write_text("import os\nprnt(1)\n")
-    (tmp_path / "cut.py").write_text("def f(:\n")
     (tmp_path / "exits.py").write_text("raise SystemExit(3)\n")
     placed = json.loads(json.dumps(entries).replace("FOLDER", str(tmp_path)))
     with pytest.raises(ConfigurationError, match=sentence) as raised:
         chosen(*placed)
     assert "\n" not in str(raised.value)
-
-
-def test_two_reward_models_that_trl_would_name_alike_are_refused():
-    tools = Tools(MathGrader(1), None, str)
-    assert list(chosen_rewards(reward_specs(["a/rm", "b/judge/"]), tools).needs) == ["rm", "judge"]
-    with pytest.raises(ConfigurationError, match="two rewards named 'rm'"):
-        chosen_rewards(reward_specs(["a/rm", "b/rm"]), tools)
 
 
 def test_of_two_async_functions_the_first_may_end_first():
@@ -348,13 +319,9 @@ def test_of_two_async_functions_the_first_may_end_first():
     assert os._exit is before
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("of_state", "needs trainer_state, which cannot be passed"),
-        ("lengths", "a row cannot be passed to a worker process"),
-    ],
-)
-def test_what_cannot_be_passed_to_workers_is_refused(file, name, sentence):
-    with pytest.raises(ConfigurationError, match=sentence):
-        call(chosen(f"{file}:{name}", timeout=1.0).functions[0], ["a"], level=[lambda: 1])
+def test_what_cannot_be_passed_to_workers_is_refused(file):
+    with pytest.raises(ConfigurationError, match="needs trainer_state, which cannot be passed"):
+        chosen(f"{file}:of_state", timeout=1.0)
+    (function,) = chosen(f"{file}:lengths", timeout=1.0).functions
+    with pytest.raises(ConfigurationError, match="a row cannot be passed to a worker process"):
+        call(function, ["a"], level=[lambda: 1])

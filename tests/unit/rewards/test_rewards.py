@@ -26,119 +26,86 @@ class ListedGrader(MathGrader):
         return [None if answer == "hang" else answer == gold for answer, gold in pairs]
 
 
-ALL = (1.0, 1.0, 1.0)
+ALL, FORMAT_ONLY, NOTHING = (1.0, 1.0, 1.0), (0.0, 1.0, 0.0), (0.0, 0.0, 0.0)
 """Reward, format reward, answer reward."""
-FORMAT_ONLY = (0.0, 1.0, 0.0)
-NOTHING = (0.0, 0.0, 0.0)
+BOTH, UNFORMATTED = (3.0, 1.0, 2.0), (2.0, 0.0, 2.0)
+"""In XML the answer counts without the format, and the format without the answer (1)."""
 
-R1_ZERO = [
-    ("2+3 is 5 </think> <answer> 5 </answer>", ALL),
-    ("</think> <answer>5</answer>", ALL),
-    (r"so </think> <answer> \boxed{5} </answer>", ALL),
-    (r"so </think> <answer> It is $\boxed{5}$. </answer>", ALL),
-    ("line\nline </think> <answer>\n5\n</answer>\nUser: next?", ALL),
-    ("so </think> <answer> 6 </answer>", FORMAT_ONLY),
-    ("so </think> <answer> </answer>", FORMAT_ONLY),
-    (r"so </think> <answer> \boxed{5 </answer>", FORMAT_ONLY),
-    ("so </think> <answer> 5", NOTHING),
-    ("so <answer> 5 </answer>", NOTHING),
-    ("so </think><answer> 5 </answer>", NOTHING),
-    ("so </think> then <answer> 5 </answer>", NOTHING),
-    ("<answer> 5 </answer> so </think>", NOTHING),
-    ("</answer> so </think> <answer> 5", NOTHING),
-    ("a </think> b </think> <answer> 5 </answer>", NOTHING),
-    ("so </think>\n<answer> 5 </answer>", NOTHING),
-    ("a </think> <answer> 6 </answer> <answer> 5 </answer>", NOTHING),
-    ("a </think> <answer> 5 </answer> </answer>", NOTHING),
-    ("</think> <answer> 6 </think> <answer> 5 </answer>", NOTHING),
-    ("5", NOTHING),
-    ("", NOTHING),
-]
-QUESTION_ONLY = [
-    (r"so it is $\boxed{5}$.", ALL),
-    (r"first \boxed{6}, no: \boxed{5}", ALL),
-    (r"\\boxed{5} and then a cut-off \boxed{6", ALL),
-    (r"\fbox{5}", ALL),
-    (r"first \boxed{5}, no: \boxed{6}", FORMAT_ONLY),
-    (r"\boxed{}", FORMAT_ONLY),
-    (r"\boxed{5", NOTHING),
-    (r"\boxed 5", NOTHING),
-    ("5", NOTHING),
-    ("", NOTHING),
-]
-LAST_NUMBER = [
-    ("5", ALL),
-    (r"first 6, no: 2 + 3 = \boxed{5}.", ALL),
-    ("$5.00", ALL),
-    ("so 7-5", ALL),
-    ("so \u22125", FORMAT_ONLY),
-    ("so .5", FORMAT_ONLY),
-    ("so 1.5.5", ALL),
-    ("so 5, and 6 more", FORMAT_ONLY),
-    ("-5", FORMAT_ONLY),
-    ("1,005", FORMAT_ONLY),
-    ("five", NOTHING),
-    ("", NOTHING),
-]
-XML = [
-    ("<T>2+3</T>\n<answer>5</answer>", (3, 1, 2)),
-    ("<T>\n2+3\nis 5\n</T>\n<answer>\n5\n</answer>", (3, 1, 2)),
-    ("<T></T>\n<answer>5</answer>\n", (3, 1, 2)),
-    ("<T>a</T>\n<answer>\\boxed{5}</answer>", (3, 1, 2)),
-    ("<T>a</T>\n<answer>6</answer>", (1, 1, 0)),
-    ("<T>a</T>\n<answer></answer>", (1, 1, 0)),
-    # The answer counts without the format, and the format without the answer.
-    ("<answer>5</answer>", (2, 0, 2)),
-    ("<other>a</other>\n<answer>5</answer>", (2, 0, 2)),
-    ("<T>a</T> <answer>5</answer>", (2, 0, 2)),
-    ("So: <T>a</T>\n<answer>5</answer>", (2, 0, 2)),
-    ("<T>a</T>\n<answer>5</answer> that is it", (2, 0, 2)),
-    ("<T>a</T>\n<answer>6</answer><answer>5</answer>", (2, 0, 2)),
-    ("<T>a</T>\n<answer>5</answer><answer>6</answer>", NOTHING),
-    ("<T>a</T>\n<answer>5", NOTHING),
-    ("</answer>5<answer>", NOTHING),
-    ("5", NOTHING),
-    ("", NOTHING),
-]
-XML_OF = {
-    tag: [(text.replace("T>", f"{tag}>"), parts) for text, parts in XML]
-    for tag in ("reasoning", "think")
-}
+SCORES = {
+    "r1_zero": {
+        ALL: [
+            "2+3 is 5 </think> <answer> 5 </answer>", "</think> <answer>5</answer>",
+            r"so </think> <answer> \boxed{5} </answer>",
+            r"so </think> <answer> It is $\boxed{5}$. </answer>",
+            "line\nline </think> <answer>\n5\n</answer>\nUser: next?",
+        ],
+        FORMAT_ONLY: [
+            "so </think> <answer> 6 </answer>", "so </think> <answer> </answer>",
+            r"so </think> <answer> \boxed{5 </answer>",
+        ],
+        NOTHING: [
+            "so </think> <answer> 5", "so <answer> 5 </answer>", "so </think><answer> 5 </answer>",
+            "so </think> then <answer> 5 </answer>", "<answer> 5 </answer> so </think>",
+            "</answer> so </think> <answer> 5", "a </think> b </think> <answer> 5 </answer>",
+            "so </think>\n<answer> 5 </answer>", "a </think> <answer> 5 </answer> </answer>",
+            "a </think> <answer> 6 </answer> <answer> 5 </answer>",
+            "</think> <answer> 6 </think> <answer> 5 </answer>", "5", "",
+        ],
+    },
+    "question_only": {
+        ALL: [
+            r"so it is $\boxed{5}$.", r"first \boxed{6}, no: \boxed{5}", r"\fbox{5}",
+            r"\\boxed{5} and then a cut-off \boxed{6",
+        ],
+        FORMAT_ONLY: [r"first \boxed{5}, no: \boxed{6}", r"\boxed{}"],
+        NOTHING: [r"\boxed{5", r"\boxed 5", "5", ""],
+    },
+    "last_number": {
+        ALL: ["5", r"first 6, no: 2 + 3 = \boxed{5}.", "$5.00", "so 7-5", "so 1.5.5"],
+        FORMAT_ONLY: ["so \u22125", "so .5", "so 5, and 6 more", "-5", "1,005"],
+        NOTHING: ["five", ""],
+    },
+    "think_xml": {
+        BOTH: [
+            "<think>2+3</think>\n<answer>5</answer>", "<think></think>\n<answer>5</answer>\n",
+            "<think>\n2+3\nis 5\n</think>\n<answer>\n5\n</answer>",
+            "<think>a</think>\n<answer>\\boxed{5}</answer>",
+        ],
+        (1.0, 1.0, 0.0): [
+            "<think>a</think>\n<answer>6</answer>", "<think>a</think>\n<answer></answer>",
+        ],
+        UNFORMATTED: [
+            "<answer>5</answer>", "<reasoning>a</reasoning>\n<answer>5</answer>",
+            "<think>a</think> <answer>5</answer>", "So: <think>a</think>\n<answer>5</answer>",
+            "<think>a</think>\n<answer>5</answer> that is it",
+            "<think>a</think>\n<answer>6</answer><answer>5</answer>",
+        ],
+        NOTHING: [
+            "<think>a</think>\n<answer>5</answer><answer>6</answer>",
+            "<think>a</think>\n<answer>5", "</answer>5<answer>", "5", "",
+        ],
+    },
+    "reasoning_xml": {
+        BOTH: ["<reasoning>2+3\n</reasoning>\n<answer>5</answer>"],
+        UNFORMATTED: ["<think>2+3</think>\n<answer>5</answer>"],
+    },
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("template", "completion", "parts"),
-    [
-        *(("r1_zero", *row) for row in R1_ZERO),
-        *(("question_only", *row) for row in QUESTION_ONLY),
-        *(("last_number", *row) for row in LAST_NUMBER),
-        *(("reasoning_xml", *row) for row in XML_OF["reasoning"]),
-        *(("think_xml", *row) for row in XML_OF["think"]),
-        ("reasoning_xml", *XML_OF["think"][0][:1], (2, 0, 2)),
-        ("think_xml", *XML_OF["reasoning"][0][:1], (2, 0, 2)),
-    ],
-)
-def test_scores(template, completion, parts):
-    names = ("reward", "format_reward", "answer_reward")
-    assert score(template, completion, "5") == dict(zip(names, parts, strict=True))
+@pytest.mark.parametrize("template", SCORES)
+def test_scores(template):
+    for parts, completions in SCORES[template].items():
+        wanted = dict(zip(("reward", "format_reward", "answer_reward"), parts, strict=True))
+        for completion in completions:
+            assert score(template, completion, "5") == wanted, completion
 
 
-@pytest.mark.parametrize(
-    ("text", "content"),
-    [
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed{[0, 1\}}", r"[0, 1\}"),
-        (r"\boxed {5}", "5"),
-        (r"\boxed{\boxed{5}}", "5"),
-        (r"{ \boxed{5} and {", "5"),
-        ("\\boxed{5}" * 20_000, "5"),
-        ("\\boxed{" * 20_000, None),
-        ("\\" * 100_000, None),
-    ],
-)
-def test_last_boxed(text, content):
-    assert last_boxed(text) == content
+def test_last_boxed():
+    for content in (r"\frac{1}{2}", r"\{1, 2\}", r"[0, 1\}"):
+        assert last_boxed(rf"\boxed{{{content}}}") == content
+    for text in (r"\boxed {5}", r"\boxed{\boxed{5}}", r"{ \boxed{5} and {", r"\boxed{5}" * 20_000):
+        assert last_boxed(text) == "5"
+    assert last_boxed(r"\boxed{" * 20_000) is last_boxed("\\" * 100_000) is None
 
 
 def test_ungraded_is_none_and_never_zero():
@@ -148,9 +115,6 @@ def test_ungraded_is_none_and_never_zero():
         assert result == {"reward": None, "format_reward": form, "answer_reward": None}
     with pytest.raises(ConfigurationError, match="'r1'"):
         score("r1", "5", "5")
-
-
-# Reward functions
 
 
 def call(function, completions, gold="5", **given):
@@ -203,19 +167,15 @@ def test_xml_reward_functions_grade_a_batch_once():
     functions, weights = build_rewards("think_xml", grader=grader)
     assert [function.__name__ for function in functions] == ["format", "answer"]
     assert weights == [1.0, 2.0]
-    completions = [
-        "<think>a</think>\n<answer>5</answer>",
-        "<think>a</think>\n<answer>6</answer>",
-        "<answer>5</answer>",
-        "<think>a</think>\n<answer>hang</answer>",
-    ]
+    formatted = [f"<think>a</think>\n<answer>{answer}</answer>" for answer in ("5", "6", "hang")]
+    completions = [*formatted, "<answer>5</answer>"]
     (format_marks, metrics, columns), (answer_marks, *logged) = (
         call(function, completions) for function in functions
     )
-    assert format_marks == [1.0, 1.0, 0.0, None]
-    assert answer_marks == [1.0, 0.0, 1.0, None]
+    assert format_marks == [1.0, 1.0, None, 0.0]
+    assert answer_marks == [1.0, 0.0, None, 1.0]
     assert metrics["answer_reward"] == 4 / 3 and logged == [{}, {}]
-    assert columns["answer_reward"] == [2.0, 0.0, 2.0, None]
+    assert columns["answer_reward"] == [2.0, 0.0, None, 2.0]
     assert grader.batches == 1
     call(functions[0], completions[:1])
     assert grader.batches == 2
