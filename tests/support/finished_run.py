@@ -1,8 +1,11 @@
 """A run that has ended, with everything that may or may not be published."""
 
+import json
+from functools import cache
 from pathlib import Path
 
 from trl_ablate.run.directory import RunDirectory
+from trl_ablate.run.picture import Rows, draw_curves
 
 TOKEN = "hf_" + "aB3dE6gH9jK2mN5pQ8rS1tU4vW7xY0zA2b"
 MODEL = {
@@ -55,3 +58,13 @@ def finished_run(path: Path) -> RunDirectory:
         run.append_metrics(row(step, reward, grad_norm=float(step), entropy=0.3))
     run.write_rollouts(2, [{"prompt": "p", "response": "r"}])
     return run
+
+
+def drawn_once(rows: Rows) -> bytes | None:
+    """`draw_curves`, which takes a second, but once for the same rows."""
+    return _drawn(json.dumps(rows))
+
+
+@cache
+def _drawn(rows: str) -> bytes | None:
+    return draw_curves(json.loads(rows))

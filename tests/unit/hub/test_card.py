@@ -76,26 +76,19 @@ def test_the_card_gives_the_command_without_its_folder(finished, program):
     assert "```bash\ntrl-ablate train lr_1e-4 --seed 7\n```" in text
 
 
-def test_the_miniature_and_local_folders_are_no_ids_of_the_hub(finished):
-    finished.config["model"]["model_name_or_path"] = "miniature"
-    finished.config["task"] |= {"dataset": "miniature", "start": "sft_mid"}
-    finished.config["task"]["starts"] = {"sft_mid": "miniature/sft_mid"}
-    metadata, text = card_of(finished)
-    assert not {"base_model", "datasets", "model-index"} & set(metadata)
-    assert "a model for studying the method" in text
-    finished.config["task"] |= {"start": "base", "dataset": "./rows.jsonl"}
-    finished.config["model"]["model_name_or_path"] = "/data/model"
-    metadata, _ = card_of(finished)
-    assert not {"base_model", "datasets"} & set(metadata)
+HERE = ("./rows.jsonl", "/data/model", "models/mine", "models/a--b", "data/rows.jsonl")
 
 
-@pytest.mark.parametrize("name", ["models/mine", "models/a--b", "data/rows.jsonl"])
-def test_a_relative_path_is_no_id_of_the_hub(finished, name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["miniature/chains", *HERE])
+def test_the_miniature_and_local_folders_are_no_ids_of_the_hub(
+    finished, name, tmp_path, monkeypatch
+):
     (tmp_path / "models" / "mine").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     finished.config["task"] |= {"start": "early", "starts": {"early": name}, "dataset": name}
     metadata, text = card_of(finished)
-    assert not {"base_model", "datasets"} & set(metadata)
+    assert not {"base_model", "datasets", "model-index"} & set(metadata)
+    assert ("a model for studying the method" in text) is name.startswith("miniature/")
     assert "huggingface.co/models" not in text and "huggingface.co/datasets" not in text
 
 

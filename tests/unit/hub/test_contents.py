@@ -23,11 +23,13 @@ NOTES = ("notes.txt", "wandb-key.json", "tokens.model", "extra.jinja", "other.sa
          "step_x.jsonl")  # fmt: skip
 
 
-def test_a_persons_file_beside_a_model_stays(directory):
+def test_a_persons_file_beside_a_model_stays(directory, tmp_path):
     usual = files_of(directory)
     for folder, name in product(("checkpoint_best", "checkpoint_last", "rollouts", "."), NOTES):
         (directory.path / folder / name).write_text("a file of this machine")
     assert files_of(directory) == usual
+    (tmp_path / "linked").symlink_to(directory.path)  # the run itself may be reached by a link
+    assert files_of(RunDirectory(tmp_path / "linked")) == usual
 
 
 LINKED = ("checkpoint_last/config.json", "checkpoint_best/model.safetensors", "metrics.jsonl",
@@ -47,16 +49,24 @@ def test_a_link_is_refused_with_what_to_do(directory, tmp_path, name):
         files_of(directory)
 
 
-def test_a_run_may_itself_be_reached_by_a_link(directory, tmp_path):
-    (tmp_path / "linked").symlink_to(directory.path)
-    assert files_of(RunDirectory(tmp_path / "linked")) == files_of(directory)
-
-
-def test_the_list_holds_every_file_and_is_shown_before_the_upload(directory, monkeypatch):
+@pytest.mark.parametrize("public", [False, True])
+def test_the_list_is_shown_before_the_upload_and_a_refused_one_gives_the_command(
+    directory, monkeypatch, public
+):
     happened = []
+
+    def refuse(*given):
+        happened.append(given[1])
+        raise PublishError("refused")
+
     monkeypatch.setattr(publishing, "require_token", lambda token: "x" * 20)
-    monkeypatch.setattr(publishing, "_publish", lambda *given: happened.append(given[1]) or "url")
-    publishing.push_run(directory, show=lambda files: happened.append(dict(files)))
+    monkeypatch.setattr(publishing, "_publish", refuse)
+    with pytest.raises(PublishError) as error:
+        publishing.push_run(directory, "me/x", not public, revision="a b", show=happened.append)
+    words = ["trl-ablate", "publish", str(directory.path), *["--public"] * public]
+    assert shlex.split(str(error.value).split("`")[1]) == [
+        *words, "--repo_id", "me/x", "--revision", "a b"
+    ]  # fmt: skip
     shown, uploaded = happened
     assert shown.keys() == uploaded.keys() | {"README.md"}
     assert shown == files_of(directory)
@@ -65,41 +75,22 @@ def test_the_list_holds_every_file_and_is_shown_before_the_upload(directory, mon
     assert names >= MODEL.keys() | {"run.json", "metrics.jsonl", "step_000002.jsonl"}
 
 
-@pytest.mark.parametrize("public", [False, True])
-def test_a_refused_upload_gives_the_command_for_the_same_place(directory, monkeypatch, public):
-    def refuse(*given):
-        raise PublishError("refused")
-
-    monkeypatch.setattr(publishing, "require_token", lambda token: "x" * 20)
-    monkeypatch.setattr(publishing, "_publish", refuse)
-    with pytest.raises(PublishError) as error:
-        publishing.push_run(directory, "me/x", private=not public, revision="a b")
-    words = ["trl-ablate", "publish", str(directory.path), *["--public"] * public]
-    assert shlex.split(str(error.value).split("`")[1]) == [
-        *words, "--repo_id", "me/x", "--revision", "a b"
-    ]  # fmt: skip
-
-
-def test_the_root_holds_the_best_model_or_else_the_last(directory):
-    files = read_run(directory).files()
+def test_the_root_holds_the_best_model_that_the_run_kept_or_else_the_last(directory):
+    best = directory.path / "checkpoint_best" / "best.json"
+    write_json(best, {"metric": "eval_answer_reward", "value": 0.4, "step": 4})
+    append_jsonl(directory.alerts_file, {"rule": "length", "said": TOKEN})
+    run = read_run(directory)
+    assert "best (step 4)" in model_card(run, "me/lr", None, picture=False)
+    files = run.files()
     assert files["model.safetensors"] == files["checkpoint_best/model.safetensors"]
+    assert "checkpoint_best/best.json" in files and "best.json" not in files
+    assert files["alerts.jsonl"] == b'{"rule": "length", "said": "<masked>"}\n'
     shutil.rmtree(directory.path / "checkpoint_best")
     files = read_run(directory).files()
     assert files["model.safetensors"] == files["checkpoint_last/model.safetensors"]
     shutil.rmtree(directory.path / "checkpoint_last")
     with pytest.raises(ConfigurationError, match="neither checkpoint_best nor checkpoint_last"):
         read_run(directory)
-
-
-def test_what_the_run_kept_as_its_best_is_the_best(directory):
-    best = directory.path / "checkpoint_best" / "best.json"
-    write_json(best, {"metric": "eval_answer_reward", "value": 0.4, "step": 4})
-    append_jsonl(directory.path / "alerts.jsonl", {"rule": "length", "said": TOKEN})
-    run = read_run(directory)
-    assert "best (step 4)" in model_card(run, "me/lr", None, picture=False)
-    files = run.files()
-    assert "checkpoint_best/best.json" in files and "best.json" not in files
-    assert files["alerts.jsonl"] == b'{"rule": "length", "said": "<masked>"}\n'
 
 
 @pytest.mark.parametrize(
