@@ -22,33 +22,19 @@ from trl_ablate.miniature.registry import (
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "world", "stage"),
-    [
+def test_a_models_name_is_a_world_and_a_stage_and_unknown_ones_are_refused():
+    for name, world, stage in (
         ("miniature", "chains", "base"),
         ("miniature/sft_mid", "chains", "sft_mid"),
         ("miniature/sums", "sums", "base"),
         ("miniature/chains/sft_final", "chains", "sft_final"),
-    ],
-)
-def test_a_models_name_is_a_world_and_a_stage(name, world, stage):
-    found = world_of_model(name)
-    assert (found[0].name, found[1]) == (world, stage)
-    assert world_of_model(in_full(name)) == found
-
-
-@pytest.mark.parametrize(
-    ("name", "refusal"),
-    [
-        ("miniature/cubes", "it has the worlds sums, chains.*sft_final"),
-        ("miniature/sft_late", "it has the worlds sums, chains.*sft_final"),
-        ("miniature/chains/sft", "it has the worlds sums, chains.*sft_final"),
-        ("miniature/words", "no model of its own; give a language model"),
-    ],
-)
-def test_an_unknown_world_or_stage_is_refused_with_those_there_are(name, refusal):
-    with pytest.raises(ConfigurationError, match=refusal):
-        world_of_model(name)
+    ):
+        assert world_of_model(name) == world_of_model(in_full(name)) == (WORLDS[world], stage)
+    for name in ("miniature/cubes", "miniature/sft_late", "miniature/chains/sft"):
+        with pytest.raises(ConfigurationError, match="it has the worlds sums, chains.*sft_final"):
+            world_of_model(name)
+    with pytest.raises(ConfigurationError, match="no model of its own; give a language model"):
+        world_of_model("miniature/words")
 
 
 def test_a_datasets_name_is_a_world_unless_a_folder_has_it(tmp_path, monkeypatch):
@@ -96,17 +82,16 @@ def test_a_file_of_a_user_is_a_world_with_a_key_of_its_own(example):
     assert miniature.cache_key(example) != before
 
 
-def test_a_file_without_a_world_is_refused(tmp_path):
-    (tmp_path / "empty.py").write_text("WORLDS = 3")
-    with pytest.raises(ConfigurationError, match="defines no WORLD; write WORLD = World"):
-        world_of_data(f"miniature/{tmp_path}/empty.py")
-    with pytest.raises(ConfigurationError, match="nowhere.py does not exist; create it"):
-        world_of_data(f"miniature/{tmp_path}/nowhere.py")
-
-
-def test_a_world_is_taught_with_templates_that_have_a_format(example):
+def test_a_file_without_a_world_or_with_a_template_without_a_format_is_refused(example):
     text = Path("mine.py").read_text()
+    Path("empty.py").write_text("WORLDS = 3")
     for wrong in ("last_number", "question_only"):  # no format; no share of it
         Path(f"{wrong}.py").write_text(text.replace('"r1_zero": 1.0', f'"{wrong}": 1.0'))
-        with pytest.raises(ConfigurationError, match=f"'{wrong}'; template_shares may name"):
-            world_of_data(f"miniature/{wrong}.py")
+    for file, said in (
+        ("empty", "defines no WORLD; write WORLD = World"),
+        ("nowhere", "nowhere.py does not exist; create it"),
+        ("last_number", "'last_number'; template_shares may name"),
+        ("question_only", "'question_only'; template_shares may name"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            world_of_data(f"miniature/{file}.py")

@@ -15,7 +15,6 @@ from trl_ablate.miniature import corpus
 from trl_ablate.miniature.registry import WORLDS
 from trl_ablate.miniature.tokens import tokenizer_of
 from trl_ablate.miniature.worlds import calculator, sums
-from trl_ablate.miniature.worlds.chains import ANSWERED, written
 from trl_ablate.miniature.worlds.gym_tasks import ChainSum, worked
 from trl_ablate.prompts.templates import render
 from trl_ablate.recipe.places import SHIPPED
@@ -52,15 +51,8 @@ def test_the_questions_and_texts_of_a_world_are_what_they_always_were(name):
     assert (questions, texts) == DIGESTS[name]
 
 
-def test_the_answers_of_chains_are_the_values_of_their_questions():
-    for question, answer, level in ANSWERED.questions("validation"):
-        chain = question.removeprefix("What is ").removesuffix("?")
-        assert eval(chain) == int(answer)  # digits, + and - only
-        assert level == str(sum(chain.count(sign) for sign in "+-"))
-
-
-@pytest.mark.parametrize("name", WORLDS)
-def test_every_world_is_whole(name):
+@pytest.mark.parametrize("name", sorted(WORLDS.keys() - DIGESTS.keys()))
+def test_a_world_whose_questions_no_digest_holds_is_whole(name):
     if name.startswith("gym-"):
         pytest.importorskip("reasoning_gym", reason="pip install 'trl-ablate[gym]'")
     world = WORLDS[name]
@@ -73,37 +65,28 @@ def test_every_world_is_whole(name):
         assert not held_out & asked
 
 
-@pytest.mark.parametrize(
-    ("world", "completion", "style"),
-    [
-        ("chains", " </think> <answer>2</answer>", "direct"),
-        ("chains", "<think></think>\n<answer>2</answer>", "direct"),
-        ("chains", "", "direct"),
-        ("chains", " +5=9-7=2 </think> <answer>2</answer>", "terse"),
-        ("chains", "<reasoning>-1=3</reasoning>\n<answer>3</answer>", "terse"),
-        ("chains", " 4+5=9, 9-7=2 \\boxed{2}", "full"),
-        ("chains", "<think>4+5=9</think>\n<answer>9</answer>", "full"),
-        ("chains", " so 4+5=9", None),
-        ("words", "Ann has 12 apples, so \\boxed{12}", "direct"),
-        ("words", "7 + 5, \\boxed{12}", "worked"),
-        ("words", "$3 \\times 4$", "worked"),
-        ("words", "x = 12", "worked"),
-        ("gym-chain_sum", " 3-4=-1, -1+8=7", "steps"),
-        ("gym-chain_sum", " <answer>7</answer>", "direct"),
-    ],
-)
-def test_the_style_of_a_completion(world, completion, style):
-    assert WORLDS[world].task.style_of(completion) == style
+STYLES = {
+    ("chains", "direct"): (
+        " </think> <answer>2</answer>", "<think></think>\n<answer>2</answer>", "",
+    ),
+    ("chains", "terse"): (
+        " +5=9-7=2 </think> <answer>2</answer>", "<reasoning>-1=3</reasoning>\n<answer>3</answer>",
+    ),
+    ("chains", "full"): (
+        " 4+5=9, 9-7=2 \\boxed{2}", "<think>4+5=9</think>\n<answer>9</answer>",
+    ),
+    ("chains", None): (" so 4+5=9",),
+    ("words", "direct"): ("Ann has 12 apples, so \\boxed{12}",),
+    ("words", "worked"): ("7 + 5, \\boxed{12}", "$3 \\times 4$", "x = 12"),
+    ("gym-chain_sum", "steps"): (" 3-4=-1, -1+8=7",),
+    ("gym-chain_sum", "direct"): (" <answer>7</answer>",),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("style", "steps"), [("direct", ""), ("terse", " +5=9-7=2"), ("full", " 4+5=9, 9-7=2")]
-)
-def test_the_steps_of_a_chain(style, steps):
-    assert written(style, (5, -7), [4, 9, 2]) == steps
-
-
-# The calculator
+@pytest.mark.parametrize(("world", "style"), STYLES)
+def test_the_style_of_a_completion(world, style):
+    for completion in STYLES[world, style]:
+        assert WORLDS[world].task.style_of(completion) == style, completion
 
 
 @pytest.fixture(scope="module")
@@ -171,9 +154,6 @@ def test_only_the_last_turn_counts_and_styles_are_logged():
         "style/called_reward": 0.5,
         "style/called_length": 25,
     }
-
-
-# The task of reasoning-gym
 
 
 def test_chain_sums_are_worked_out_and_need_the_package(monkeypatch):
