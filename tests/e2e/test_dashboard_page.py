@@ -10,83 +10,76 @@ from collections import defaultdict
 import pytest
 
 from tests.conftest import REPOSITORY
+from trl_ablate.run.directory import RunDirectory
+from trl_ablate.run.json_files import read_jsonl
 
 pytestmark = pytest.mark.slow
 
-ALARMED = ["--guard_length_factor", "1.0001", "--guard_window", "2", "--guard_patience", "1"]
+WORDS = (
+    "recipes/quickstart.yaml", "--project", "tried", "--run_name", "mine", "--study", "tries",
+    "--eval_steps", "2", "--eval_size", "16", "--generation_batch_size", "32",
+    "--optimizer_batch_size", "32", "--per_device_train_batch_size", "32",
+)  # fmt: skip
+ALARMED = ("--guard_length_factor", "1.0001", "--guard_window", "2", "--guard_patience", "1")
 """Any change of the responses' length is an alert."""
 
 
-def train(folder, output, *words):
+SESSION = """
+import json, sys
+from tests.support.warm import grade_without_processes
+from trl_ablate.cli.train import main
+
+grade_without_processes()
+for words in json.loads(sys.argv[1]):
+    assert main(words) == 0
+"""
+"""All in one interpreter, which imports what a training needs once."""
+
+
+def rows_of(storage):
+    """Run name -> step -> what trackio has of it."""
+    rows = defaultdict(lambda: defaultdict(dict))
+    for name, text in storage.execute("SELECT run_name, metrics FROM metrics ORDER BY id"):
+        metrics = json.loads(text)
+        if "train/global_step" in metrics:
+            rows[name][metrics["train/global_step"]] |= metrics
+    return rows
+
+
+def test_runs_of_one_name_stay_apart_and_a_resumed_one_together(tmp_path):
+    """Two seeds under one name, the first one resumed."""
+    runs = [RunDirectory(tmp_path / seed) for seed in "01"]
+    trainings = [
+        [*WORDS, "--seed", run.path.name, "--output_dir", str(run.path), *words]
+        for run, *words in (
+            (runs[0], "--grpo_steps", "3", "--save_steps", "3", *ALARMED),
+            (runs[1], "--grpo_steps", "2"),
+            (runs[0], "--grpo_steps", "4", "--resume"),
+        )
+    ]
     done = subprocess.run(
-        [sys.executable, "scripts/train.py", "recipes/quickstart.yaml", "--output_dir", output,
-         "--project", "tried", "--run_name", "mine", "--study", "tries", "--eval_size", "16",
-         "--eval_steps", "2", "--generation_batch_size", "32", "--optimizer_batch_size", "32",
-         "--per_device_train_batch_size", "32", "--grader_workers", "1", *words],
-        cwd=REPOSITORY, env={**os.environ, "TRACKIO_DIR": str(folder)},
+        [sys.executable, "-c", SESSION, json.dumps(trainings)],
+        cwd=REPOSITORY, env={**os.environ, "TRACKIO_DIR": str(tmp_path)},
         capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def tried(tmp_path_factory):
-    """Two seeds under one name, the first one resumed: trackio's folder, the runs, their output."""
-    folder = tmp_path_factory.mktemp("trackio")
-    first, second = tmp_path_factory.mktemp("runs") / "0", tmp_path_factory.mktemp("runs") / "1"
-    said = train(folder, first, "--seed", "0", "--grpo_steps", "3", "--save_steps", "3", *ALARMED)
-    said += train(folder, second, "--seed", "1", "--grpo_steps", "2")
-    said += train(folder, first, "--seed", "0", "--grpo_steps", "4", "--resume")
-    return folder, (first, second), said
-
-
-def names_of(runs):
-    return [json.loads((run / "run.json").read_text())["run_name"] for run in runs]
-
-
-def rows_of(folder):
-    """Run name -> step -> what trackio has of it, and run name -> config."""
-    rows, configs = defaultdict(lambda: defaultdict(dict)), {}
-    with sqlite3.connect(folder / "tried.db") as storage:
-        for name, text in storage.execute("SELECT run_name, metrics FROM metrics ORDER BY id"):
-            metrics = json.loads(text)
-            if "train/global_step" in metrics:
-                rows[name][metrics["train/global_step"]] |= metrics
-        for name, text in storage.execute("SELECT run_name, config FROM configs"):
-            configs[name] = json.loads(text)
-    return rows, configs
-
-
-def test_runs_of_one_name_stay_apart_and_a_resumed_one_together(tried):
-    folder, runs, _ = tried
-    rows, configs = rows_of(folder)
-    first, second = names_of(runs)
-    assert set(rows) == set(configs) == {first, second}
+    with sqlite3.connect(tmp_path / "tried.db") as storage:
+        rows = rows_of(storage)
+        configs = dict(storage.execute("SELECT run_name, config FROM configs"))
+        alerts = {title for (title,) in storage.execute("SELECT title FROM alerts")}
+    first, second = names = [run.read()["run_name"] for run in runs]
+    assert set(rows) == set(configs) == set(names)
     assert first.startswith("mine-") and second.startswith("mine-") and first != second
     trained = {name: [s for s in rows[name] if "train/reward" in rows[name][s]] for name in rows}
     assert trained == {first: [1, 2, 3, 4], second: [1, 2]}
-    for name, seed in ((first, 0), (second, 1)):
-        keys = {key: configs[name][key] for key in ("study", "arm", "seed")}
-        assert keys == {"study": "tries", "arm": "quickstart", "seed": seed}
-
-
-def test_everything_arrived(tried):
-    folder, runs, _ = tried
-    rows, _ = rows_of(folder)
-    for name, run in zip(names_of(runs), runs, strict=True):
-        for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
+    for seed, (name, run) in enumerate(zip(names, runs, strict=True)):
+        wanted = {"study": "tries", "arm": "quickstart", "seed": seed}
+        assert json.loads(configs[name]).items() >= wanted.items()
+        for row in run.metrics():
             for key in {"reward", "eval_reward"} & set(row):
                 shown = key.replace("eval_", "eval/") if "eval" in key else f"train/{key}"
                 assert rows[name][row["step"]][shown] == pytest.approx(row[key])
-
-
-def test_rollouts_of_an_evaluation_are_a_table_and_the_guard_has_sent_an_alert(tried):
-    folder, runs, said = tried
-    with sqlite3.connect(folder / "tried.db") as storage:
-        titles = {title for (title,) in storage.execute("SELECT title FROM alerts")}
-    assert titles == {"guard: length"} and "guard, step" in said
-    table = rows_of(folder)[0][names_of(runs)[0]][2]["rollouts"]["_value"]
-    lines = (runs[0] / "rollouts" / "step_000002.jsonl").read_text().splitlines()
-    assert table == [{"step": 2, **json.loads(line)} for line in lines]
-    assert len(table) == 16
+    assert "guard: length" in alerts and ": length (warn)" in done.stdout
+    table = rows[first][2]["rollouts"]["_value"]
+    lines = read_jsonl(runs[0].rollout_file(2))
+    assert table == [{"step": 2, **line} for line in lines] and len(table) == 16

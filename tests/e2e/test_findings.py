@@ -1,82 +1,89 @@
-"""From nothing to the findings: plan, runs, reports and pages of a tiny list, with real runs."""
+"""From nothing to the findings: plan, runs, reports and pages of a tiny list, with real runs; and
+the committed numbers."""
 
 import json
+import os
 import re
+from statistics import fmean
 from typing import Any
 
 import pytest
 
 from tests.support.warm import warm
+from trl_ablate.cli import findings, study
 from trl_ablate.recipe.places import SHIPPED
-from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.json_files import read_object
 from trl_ablate.study.definition import load_study
 from trl_ablate.study.kept_runs import beside, restore
-from trl_ablate.study.report.making import report_study
+from trl_ablate.study.report import making
 from trl_ablate.study.resolution import resolve_plan
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 
-HEAD = """
+STUDY = """
+question: Does it differ?
+arms: [grpo.yaml, std_dev_off.yaml]
+seeds: {looks: [2]}
 profile: miniature
-overrides: {grpo_steps: 2, eval_size: 64, report_to: none}
+overrides: {grpo_steps: 2, eval_size: 32, generation_batch_size: 32, optimizer_batch_size: 32,
+  per_device_train_batch_size: 32, train_size: 64, report_to: none}
 """
-STUDIES = {
-    "one": "question: Does it differ?\narms: [grpo.yaml, std_dev_off.yaml]\nseeds: {looks: [2]}\n",
-    "two": "question: Together?\nseeds: [0]\nfactors: {scale_rewards: [group, none], "
-    "length_norm: [mean, constant]}\n",
-}
-ROWS = [
-    {"question": "Without the std?", "part": "question", "study": "one",
-     "arms": {"std_dev_off": "no std"}},
-    {"question": "Both?", "part": "factors", "study": "two"},
-]  # fmt: skip
+ROW = {"question": "Without the std?", "part": "question", "study": "one",
+       "arms": {"std_dev_off": "no std"}}  # fmt: skip
+
+
+@pytest.fixture
+def numbers_only(monkeypatch):
+    """Neither pictures nor a disk that is flushed after each of hundreds of files: both take time,
+    and change no number."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(making, "draw_curves", lambda *given: b"")
+    for name in ("differences_picture", "effect_pictures", "sensitivity"):
+        monkeypatch.setattr(making, name, lambda *given: [])
 
 
 @pytest.mark.slow
-def test_the_findings_come_out_of_their_runs(tmp_path):
-    for name, text in STUDIES.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "study.yaml").write_text(text + HEAD)
+def test_the_findings_come_out_of_their_runs(tmp_path, capsys, numbers_only):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "study.yaml").write_text(STUDY)
     chosen, runs = tmp_path / "findings.yaml", tmp_path / "runs"
-    chosen.write_text(json.dumps({"rows": ROWS}))
+    report = tmp_path / "one" / "report.json"
+    chosen.write_text(json.dumps({"rows": [ROW]}))
     whole = ["--all", chosen, "--runs", runs]
 
-    def done(*words) -> str:
-        ended = warm(*words).wait()
-        assert ended.code == 0, ended.printed
-        return " ".join(ended.stdout.split())
+    def done(command, *words) -> str:
+        assert command.main([str(word) for word in words]) == 0
+        return " ".join(capsys.readouterr().out.split())
 
-    assert "6 different runs, 0 done" in done("study", "plan", *whole)
-    done("findings", chosen)
-    assert "Without the std? (one)" in (tmp_path / "FINDINGS.md").read_text()
-    assert "trl-ablate findings --runs" in done("study", "run", *whole, "--until", "decided")
-    assert "6 different runs, 6 done" in done("study", "plan", *whole)
-    done("findings", chosen, "--runs", runs)
+    def page() -> str:
+        return (tmp_path / "FINDINGS.md").read_text(encoding="utf-8").replace("\\", "")
 
-    text = (tmp_path / "two" / "REPORT.md").read_text(encoding="utf-8")
-    assert "scale_rewards: on average none" in text
-    assert (tmp_path / "two" / "effects.png").is_file()
-
-    page = (tmp_path / "FINDINGS.md").read_text(encoding="utf-8").replace("\\", "")
-    assert "Not run yet" not in page
-    plan = json.loads((runs / "studies" / "one.json").read_text())
-    store = RunStore(runs)
-    ids = [[run["id"] for run in arm["runs"][:2]] for arm in plan["arms"]]
-    ends = [[last_reward(store.directory(name)) for name in of_arm] for of_arm in ids]
-    expected = sum(b - a for a, b in zip(*ends, strict=True)) / 2
-    (shown,) = re.findall(r"no std (?:\| grpo \| )?([+−]\d\.\d{3})", page)
+    assert "4 different runs, 0 done" in done(study, "plan", *whole)
+    ended = warm("study", "run", *whole, "--until", "decided").wait()
+    assert ended.code == 0, ended.printed
+    assert "trl-ablate findings --runs" in " ".join(ended.stdout.split())
+    done(findings, chosen, "--runs", runs)
+    before, numbers = page(), report.read_bytes()
+    ends = {
+        arm["name"]: [last_reward(RunStore(runs), run["id"]) for run in arm["runs"]]
+        for arm in read_object(runs / "studies" / "one.json")["arms"]
+    }
+    expected = fmean(ends["std_dev_off"]) - fmean(ends["grpo"])
+    (shown,) = re.findall(r"no std (?:\| grpo \| )?([+−]\d\.\d{3})", before)
     assert float(shown.replace("−", "-")) == pytest.approx(expected, abs=6e-4)
-    before = page
-    done("findings", chosen)  # from the reports alone
-    assert (tmp_path / "FINDINGS.md").read_text(encoding="utf-8").replace("\\", "") == before
+    done(findings, chosen)  # from the reports alone
+    assert page() == before
 
     runs.rename(tmp_path / "elsewhere")  # from the runs that are kept beside the studies
-    reports = {name: (tmp_path / name / "report.json").read_bytes() for name in STUDIES}
-    assert "one: 4 runs restored" in done("study", "restore", *whole)
-    assert "6 different runs, 6 done" in done("study", "plan", *whole)
-    done("findings", chosen, "--runs", runs)
-    assert reports == {name: (tmp_path / name / "report.json").read_bytes() for name in STUDIES}
+    assert "one: 4 runs restored" in done(study, "restore", *whole)
+    assert "4 different runs, 4 done" in done(study, "plan", *whole)
+    done(findings, chosen, "--runs", runs)
+    assert report.read_bytes() == numbers
+
+
+def last_reward(store: RunStore, run_id: str) -> float:
+    rows = store.directory(run_id).metrics()
+    return [row["eval_reward"] for row in rows if row.get("eval_reward") is not None][-1]
 
 
 KEPT = [
@@ -88,12 +95,12 @@ assert len(KEPT) > 20
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", KEPT, ids=lambda file: file.parent.name)
-def test_committed_numbers_come_out_of_committed_runs(file, tmp_path):
+def test_committed_numbers_come_out_of_committed_runs(file, tmp_path, numbers_only):
     plan, store = resolve_plan(load_study(file)), RunStore(tmp_path / "runs")
     restored = restore(StudyRuns(plan, store), beside(file))
     committed = read_object(file.parent / "report.json")
     assert len(restored) >= committed["details"]["runs"] > 0  # more: trials of tuned arms
-    report_study(plan, store, file, tmp_path)
+    making.report_study(plan, store, file, tmp_path)
     assert_same(read_object(tmp_path / "report.json"), committed)
 
 
@@ -118,8 +125,3 @@ def assert_same(one: Any, other: Any) -> None:
         assert one == (
             pytest.approx(other, rel=1e-5, abs=1e-6) if isinstance(other, float) else other
         )
-
-
-def last_reward(run: RunDirectory) -> float:
-    rows = run.metrics()
-    return [row["eval_reward"] for row in rows if row.get("eval_reward") is not None][-1]

@@ -1,19 +1,18 @@
 """Every recipe trains two GRPO steps on the miniature, with a quarter of the rollouts and without
 trackio; one of them by the README's own command, with all."""
 
-import json
 import subprocess
 
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.support.warm import Ended, warm
+from tests.support.warm import Ended, grade_without_processes, warm
 from trl_ablate import load_recipe
+from trl_ablate.run.directory import RunDirectory
+from trl_ablate.run.json_files import read_object
 
 BY_ACCELERATE = "std_dev_off"
 OTHERS = {path.stem for path in (REPOSITORY / "recipes").glob("*.yaml")} - {BY_ACCELERATE}
-ARMS = [BY_ACCELERATE, *sorted(OTHERS)]
-
 SIZES = ("generation_batch_size", "optimizer_batch_size", "per_device_train_batch_size")
 
 
@@ -26,7 +25,8 @@ def a_quarter(arm: str) -> list[str]:
 def train(arm: str, *words: str) -> Ended:
     if arm != BY_ACCELERATE:
         words = (*words, *a_quarter(arm), "--report_to", "none")
-        return warm("train", f"recipes/{arm}.yaml", *words).wait()
+        recipe = f"recipes/{arm}.yaml"
+        return warm("train", recipe, *words, sabotage=grade_without_processes).wait()
     done = subprocess.run(
         ["accelerate", "launch", "scripts/train.py", f"recipes/{arm}.yaml", *words],
         cwd=REPOSITORY, capture_output=True, text=True, timeout=600,
@@ -36,16 +36,16 @@ def train(arm: str, *words: str) -> Ended:
 
 @pytest.mark.slow
 @pytest.mark.sample(28)  # that all resolve is in `test_resolving`
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", [BY_ACCELERATE, *sorted(OTHERS)])
 def test_two_steps(arm, tmp_path):
-    words = ["--profile", "miniature", "--grpo_steps", "2", "--eval_size", "16"]
-    words += ["--grader_workers", "1"]
-    ended = train(arm, *words, "--train_size", "512", "--output_dir", str(tmp_path / "run"))
+    run = RunDirectory(tmp_path / "run")
+    words = ("--profile", "miniature", "--grpo_steps", "2", "--eval_size", "16")
+    words += ("--train_size", "512", "--output_dir", str(run.path))
+    ended = train(arm, *words)
     assert ended.code == 0, ended.printed
-    run = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert (run["status"], run["arm"]) == ("finished", arm)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
-    settings = json.loads((tmp_path / "run" / "resolved_config.json").read_text())["settings"]
+    record, settings = run.read(), read_object(run.config_file)["settings"]
+    assert (record["status"], record["arm"]) == ("finished", arm)
+    rows = list(run.metrics())
     steps = [row["step"] for row in rows if "grad_norm" in row]
     rollouts = settings["generation_batch_size"] * settings["num_iterations"]
     assert steps[-1] == 2 * rollouts // settings["optimizer_batch_size"]

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tests.conftest import REPOSITORY
 from trl_ablate import miniature
+from trl_ablate.rewards.grading.pool import Outcome, WorkerPool
 from trl_ablate.run.json_files import write_jsonl
 from trl_ablate.study.engines.warm import IMPORTS_OF_A_TRAINING, ForkServer, WarmProcess
 
@@ -116,6 +117,12 @@ def warm(
     """
     words = tuple(str(word) for word in words)
     return fork(_command, command, words, sabotage, environment or {}, with_graders)
+
+
+def grade_without_processes() -> None:
+    """In this process, answers that need algebra are wrong: a worker takes seconds to start, and
+    such an answer of the miniature is no number. A `sabotage` for tests of something else."""
+    WorkerPool.run = lambda self, requests: [Outcome(False) for _ in requests]
 
 
 def fork(target: Callable[..., int | None], *arguments: object) -> Running:
