@@ -1,12 +1,12 @@
 """The shipped notebook, executed by Jupyter as a reader does, but for the cell that installs."""
 
-import json
 import os
 import sys
 
 import pytest
 
 from tests.conftest import REPOSITORY
+from trl_ablate.run.json_files import read_object
 
 NOTEBOOK = REPOSITORY / "recipes" / "notebooks" / "first_ablation.ipynb"
 nbclient = pytest.importorskip(
@@ -14,7 +14,6 @@ nbclient = pytest.importorskip(
 )
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_the_notebook_answers_its_question(tmp_path, monkeypatch):
     import nbformat
@@ -24,7 +23,7 @@ def test_the_notebook_answers_its_question(tmp_path, monkeypatch):
     notebook.cells = [c for c in notebook.cells if "install" not in c.metadata.get("tags", ())]
     place = {"metadata": {"path": tmp_path}}
     nbclient.NotebookClient(notebook, timeout=900, resources=place).execute()
-    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    report = read_object(tmp_path / "report" / "report.json")
     assert report["arms"]["no_baseline"]["pairs"] == 3
     shown = str(notebook.cells[-2].outputs)
     assert "no_baseline is worse than with_baseline" in shown and "image/png" in shown

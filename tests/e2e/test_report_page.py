@@ -10,9 +10,22 @@ from tests.support.synthetic_study import write_study
 from trl_ablate.study.report.foreign_runs import read_curves
 from trl_ablate.study.report.making import report_study
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="there is no Chromium here to open the page in"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here to open the page in"),
+]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    arms = {"grpo": {"top": 0.8}, "weak": {"top": 0.4}, "broken": {"top": 0.8, "collapse": 8}}
+    plan, store = write_study(folder / "runs", arms)
+    curves = folder / "published.csv"
+    rows = [f"elsewhere,eval/reward,{step},{0.1 + step / 20}" for step in range(10)]
+    curves.write_text("\n".join(["run_name,metric,step,value", *rows]))
+    report_study(plan, store, folder / "study.yaml", folder / "out", read_curves(curves))
+    return folder / "out" / "report.html"
 
 
 @pytest.fixture
@@ -22,17 +35,6 @@ def browser(tmp_path) -> Iterator[Browser]:
     browser.close()
 
 
-@pytest.fixture
-def page(tmp_path) -> Path:
-    arms = {"grpo": {"top": 0.8}, "weak": {"top": 0.4}, "broken": {"top": 0.8, "collapse": 8}}
-    plan, store = write_study(tmp_path / "runs", arms)
-    curves = tmp_path / "published.csv"
-    rows = [f"elsewhere,eval/reward,{step},{0.1 + step / 20}" for step in range(10)]
-    curves.write_text("\n".join(["run_name,metric,step,value", *rows]))
-    report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out", read_curves(curves))
-    return tmp_path / "out" / "report.html"
-
-
 def cells(browser: Browser, table: int, column: int) -> list[str]:
     return browser.evaluate(
         f"[...document.querySelectorAll('table')[{table}].tBodies[0].rows]"
@@ -40,14 +42,12 @@ def cells(browser: Browser, table: int, column: int) -> list[str]:
     )
 
 
-def click(browser: Browser, table: int, column: int) -> None:
-    browser.evaluate(
-        f"document.querySelectorAll('table')[{table}]"
-        f".querySelectorAll('th button')[{column}].click()"
-    )
+def click(browser: Browser, table: int, column: int, times: int = 1) -> None:
+    button = f"document.querySelectorAll('table')[{table}].querySelectorAll('th button')[{column}]"
+    for _ in range(times):
+        browser.evaluate(f"{button}.click()")
 
 
-@pytest.mark.slow
 def test_the_page_in_a_browser(browser, page):
     browser.open(page.as_uri())
     widths = browser.evaluate("[...document.images].map(i => i.complete && i.naturalWidth)")
@@ -60,9 +60,6 @@ def test_the_page_in_a_browser(browser, page):
     assert highest_first == sorted(highest_first, reverse=True)
     click(browser, 0, 2)
     assert cells(browser, 0, 0) == ["broken", "weak", "grpo"]
-    click(browser, 0, 0)
-    click(browser, 0, 0)
-    assert cells(browser, 0, 0) == ["broken", "grpo", "weak"]  # text sorts, too
     click(browser, 1, 3)  # differences have signs and intervals
     assert cells(browser, 1, 0) == ["weak", "broken"]
     marked = browser.evaluate("[...document.querySelectorAll('.worse')].map(e => e.textContent)")
@@ -80,7 +77,6 @@ def test_the_page_in_a_browser(browser, page):
     assert not methods & {"Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"}
 
 
-@pytest.mark.slow
 def test_the_page_on_a_phone(browser, page):
     """Text fits the width; wide pictures and tables scroll by themselves, and these still sort."""
     browser.size(390, 844)
@@ -91,7 +87,5 @@ def test_the_page_on_a_phone(browser, page):
     assert browser.evaluate("parseFloat(getComputedStyle(document.body).fontSize)") >= 16
     widest = "[...document.querySelectorAll('.wide')].map(e => e.scrollWidth - e.clientWidth)"
     assert max(browser.evaluate(widest)) > 0
-    assert browser.evaluate("document.querySelector('h2').textContent") == "Answer"
-    click(browser, 0, 0)
-    click(browser, 0, 0)
-    assert cells(browser, 0, 0) == ["broken", "grpo", "weak"]
+    click(browser, 0, 0, times=2)
+    assert cells(browser, 0, 0) == ["broken", "grpo", "weak"]  # text sorts, too

@@ -3,7 +3,6 @@
 `.ci/install-smollm2 FOLDER` writes it; `TRL_ABLATE_SMOLLM2` names the folder.
 """
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.warm import warm
+from trl_ablate.run.directory import RunDirectory
 
 FOLDER = os.environ.get("TRL_ABLATE_SMOLLM2", "")
 if not Path(FOLDER, "config.json").is_file():
@@ -47,9 +47,10 @@ def test_the_folder_holds_the_released_shape_and_answers():
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("recipe", ["words", "no_baseline", "lora", "dapo"])
 def test_two_steps(recipe, tmp_path):
-    ended = warm("train", recipe, *SMALL, "--output_dir", tmp_path / "run").wait()
+    run = RunDirectory(tmp_path / "run")
+    ended = warm("train", recipe, *SMALL, "--output_dir", run.path).wait()
     assert ended.code == 0, ended.printed
-    found = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    found = list(run.metrics())
     assert [row["grpo_step"] for row in found if "eval_reward" in row] == [2]
     assert any("eval_reward/level=1" in row for row in found)
     assert any("style/worked" in row for row in found)

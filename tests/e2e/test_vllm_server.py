@@ -114,12 +114,6 @@ def test_every_question_of_an_evaluation_has_a_seed_of_its_own(client, model):
     assert all(map(len, found[0]["logprobs"]))
 
 
-def test_trl_needs_a_gpu_to_send_weights(client):
-    """If this fails, server mode can be trained with on a CPU, and tested so."""
-    with pytest.raises(NotImplementedError, match="needs a CUDA device"):
-        client.init_communicator("cpu")
-
-
 def test_a_run_without_its_server_says_so(tmp_path):
     words = ["recipes/vllm_server.yaml", "--profile", "miniature", "--use_vllm", "true"]
     words += ["--vllm_server_host", "127.0.0.1", "--vllm_server_port", "9"]

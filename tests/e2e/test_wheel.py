@@ -32,58 +32,55 @@ def built(tmp_path_factory) -> tuple[Path, Path]:
 def installed(built, tmp_path_factory) -> Path:
     """A folder with nothing but the wheel's content; dependencies are those of this Python."""
     folder = tmp_path_factory.mktemp("installed")
-    options = ["--quiet", "--no-deps", "--no-index", "--target", str(folder)]
+    options = ["--quiet", "--no-deps", "--no-index", "--no-compile", "--target", str(folder)]
     line = [sys.executable, "-m", "pip", "install", *options, str(built[0])]
     subprocess.run(line, check=True, timeout=120)
     return folder
 
 
-@pytest.fixture
-def run(installed, tmp_path):
-    """`run(*words)`: what `trl-ablate` of the installed package prints, in an empty folder."""
-    environment = {**os.environ, "PYTHONPATH": str(installed)}
+def names(folder: Path, pattern: str = "*") -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob(pattern) if path.is_file()}
 
-    def run(*words: str, program=(sys.executable, "-m", "trl_ablate")) -> str:
+
+SESSION = """
+import trl_ablate
+from trl_ablate.cli.main import main
+
+print(trl_ablate.__file__)
+assert main(["study", "plan", "std_dev"]) == 0
+assert main(["new", "my_task"]) == 0
+assert main(["train", "my_task/recipe.yaml", "--dry_run"]) == 0
+"""
+
+
+@pytest.mark.slow
+def test_the_installed_package_is_used_in_an_empty_folder(installed, tmp_path):
+    def run(*program: str) -> str:
         done = subprocess.run(
-            [*program, *words], cwd=tmp_path, env=environment, capture_output=True, text=True,
-            timeout=120,
+            program, cwd=tmp_path, capture_output=True, text=True, timeout=120,
+            env={**os.environ, "PYTHONPATH": str(installed)},
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
 
-    return run
-
-
-@pytest.mark.slow
-def test_a_study_is_planned(run, tmp_path):
-    assert "10 runs: 0 done, 10 to do" in run("study", "plan", "std_dev")
-    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
-
-
-@pytest.mark.slow
-def test_a_new_task_resolves(run, installed):
-    run("new", "my_task")
-    starter = Path("trl_ablate", "cli", "starter")
-    assert names(installed / starter, "*.*") >= names(REPOSITORY / starter, "*.[pty]*")
-    printed = run("train", "my_task/recipe.yaml", "--dry_run")
-    assert printed.startswith("recipe.yaml on profile 'miniature'")
-    assert "reward_funcs" in printed  # its recipe extends a shipped one
-
-
-@pytest.mark.slow
-def test_the_console_command_lists_what_is_shipped(run, installed):
-    printed = run("recipes", program=[str(installed / "bin" / "trl-ablate")])
+    place, _, printed = run(sys.executable, "-c", SESSION).partition("\n")
+    assert Path(place).is_relative_to(installed)
+    assert "10 runs: 0 done, 10 to do" in printed
+    assert "recipe.yaml on profile 'miniature'" in printed
+    assert "reward_funcs" in printed  # the new task's recipe extends a shipped one
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "my_task"}
+    printed = run(str(installed / "bin" / "trl-ablate"), "recipes")
     for path in (REPOSITORY / "recipes").glob("*.yaml"):
         assert f"  {path.stem} " in printed
 
 
-def test_the_package_is_the_installed_one_and_holds_every_yaml(run, installed):
-    program = [sys.executable, "-c", "import trl_ablate; print(trl_ablate.__file__)"]
-    assert Path(run(program=program).strip()).is_relative_to(installed)
+def test_the_package_holds_every_file_that_it_reads(installed):
     recipes, shipped = REPOSITORY / "recipes", installed / "trl_ablate" / "shipped"
     kinds = (".yaml", ".jinja")  # and what they name
     assert names(shipped) == {name for name in names(recipes) if name.endswith(kinds)}
     assert "accelerate/zero3.yaml" in names(shipped)
+    starter = Path("trl_ablate", "cli", "starter")
+    assert names(installed / starter, "*.*") >= names(REPOSITORY / starter, "*.[pty]*")
     prompts = Path("trl_ablate", "prompts")
     assert names(installed / prompts, "*.txt") == names(REPOSITORY / prompts, "*.txt")
     templates = names(REPOSITORY / "trl_ablate", "*.j2")
@@ -111,7 +108,3 @@ def test_what_is_uploaded_is_small_and_leads_to_its_repository(built):
     inside_repository = {target.split(f"/v{page['Version']}/")[1] for target in targets}
     missing = [each for each in inside_repository if not (REPOSITORY / each.split("#")[0]).exists()]
     assert missing == []
-
-
-def names(folder: Path, pattern: str = "*") -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob(pattern) if path.is_file()}
