@@ -1,24 +1,24 @@
-"""The findings: a list of questions, planted reports with every kind of verdict, the pages, and
-predictions for published runs."""
+"""The findings: the committed pages and the numbers in their sentences, planted reports with what
+those do not have, and predictions for published runs."""
 
+import functools
 import json
 import re
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
+from scipy import integrate, stats
 
-from tests.conftest import REPOSITORY
-from tests.support.factorial_study import factorial_plan, write_factorial
-from tests.support.synthetic_study import learning_rows, write_run, write_study
-from tests.support.tuned_study import tuned_plan
 from trl_ablate import ConfigurationError
 from trl_ablate.cli.findings import main, pages_of
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.study.definition import load_study
-from trl_ablate.study.questions_list import LIST, Question, read_findings
-from trl_ablate.study.report.answer_pictures import draw_answers
+from trl_ablate.study.kept_runs import kept
+from trl_ablate.study.questions_list import LIST, read_findings
 from trl_ablate.study.report.findings_page import (
     FILE,
     README_HEADING,
@@ -27,59 +27,106 @@ from trl_ablate.study.report.findings_page import (
     right_share,
     so_far,
 )
-from trl_ablate.study.report.found_answers import find, read_report
-from trl_ablate.study.report.making import report_study
-from trl_ablate.study.store import RunStore
+from trl_ablate.study.report.found_answers import read_report
 
-STUDY = "question: Is it so?\narms: [grpo.yaml]\nseeds: [0]\n"
-README = f"# Top\n\n{README_HEADING}\nold rows\n\n## Switches\n\nlast\n"
+STUDIES = SHIPPED / "studies"
 
 
-def arm(verdict: str, difference: float | None = 0.1, **other: Any) -> dict[str, Any]:
-    """An entry of `arms`, with its details beside it."""
-    known = difference is not None
-    details = {
-        "against": "grpo", "expected": "better", "agreement": "open",
-        "next_look": 8, "disagreement": None,
-    }  # fmt: skip
-    entry = {
-        "verdict": verdict, "difference": difference, "low": difference - 0.05 if known else None,
-        "high": difference + 0.05 if known else None, "pairs": 5, "collapsed": [0, 5],
-        "equivalence_margin": 0.05, "p_difference": 0.001, "p_equivalent": 0.001,
-    }  # fmt: skip
-    for key, value in other.items():
-        (entry if key in entry else details)[key] = value
-    return {"entry": entry, "details": details}
+def test_the_committed_pages_are_those_of_the_committed_reports():
+    *_, pages = pages_of(LIST, SHIPPED.parent / "README.md")
+    assert {"FINDINGS.md", "ANSWERS.md"} <= {path.name for path in pages}
+    for path, text in pages.items():
+        assert path.read_text(encoding="utf-8") == text, f"run trl-ablate findings: {path} differs"
+    if "(findings.png)" in pages[STUDIES / "FINDINGS.md"]:
+        assert (STUDIES / "findings.png").is_file()
 
 
-def effect(name: list[str], levels: list, estimate: float, verdict: str, sentence: str | None):
-    entry = {"factors": name} if len(name) > 1 else {"factor": name[0]}
-    numbers = {"estimate": estimate, "low": estimate - 0.1, "high": estimate + 0.1}
-    return ({**entry, "levels": levels, **numbers, "verdict": verdict}, sentence)
+def test_the_shipped_list_names_arms_of_its_studies_with_expectations():
+    rows = read_findings(LIST)
+    for row in rows:
+        study = load_study(STUDIES / row.study / "study.yaml")
+        names = {found.name.partition("--")[0] for found in study.arms}  # tuned: one at each value
+        assert set(row.arms) <= names
+        if row.part in ("question", "control"):
+            assert set(row.arms) <= set(study.expect), row.study
+    files = [*STUDIES.glob("chains*/study.yaml"), *STUDIES.glob("gym_*/study.yaml")]
+    assert {path.parent.name for path in files} == {name for row in rows for name in row.studies}
 
 
-def report(arms: dict[str, dict], effects=(), mixed=()) -> dict[str, Any]:
-    return {
-        "reference": "grpo", "metric": "eval_reward", "curves": {},
-        "arms": {name: each["entry"] for name, each in arms.items()},
-        "effects": [entry for entry, _ in effects],
-        "details": {
-            "question": "Is it so?", "runs": 48, "margin": 0.05, "means": {}, "mixed": list(mixed),
-            "arms": {name: each["details"] for name, each in arms.items()},
-            "sentences": [sentence for _, sentence in effects],
-        },
-    }  # fmt: skip
+GRPO, OFF_POLICY = "grpo--learning_rate_3e-05", "chains_two_steps"
+TWO_STEPS = "off_policy_e1_tb64--learning_rate_1.5e-05"
+TRIALS = 10_000
+"""The first seed of trials."""
 
 
-def study_in(folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / "study.yaml").write_text(STUDY)
-    return folder / "study.yaml"
+@functools.cache
+def curves(study: str) -> dict[str, list[np.ndarray]]:
+    """Arm -> steps and evaluations of its runs, without trials."""
+    found = defaultdict(list)
+    for run in kept(STUDIES / study / "runs.parquet").values():
+        record = json.loads(run.record)
+        if record["seed"] < TRIALS:
+            points = [(r["step"], r["eval_reward"]) for r in run.rows if "eval_reward" in r]
+            found[record["arm"]].append(np.array(points).T)
+    return found
+
+
+def last_third(curve: np.ndarray) -> float:
+    steps, values = curve[:, curve[0] > 40]
+    return integrate.trapezoid(values, steps) / (steps[-1] - steps[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "study", "arm", "against", "at_the_end"),
+    [
+        ("+0.092 [+0.072, +0.112]", "chains_on_policy", "reuse--learning_rate_3e-05", GRPO, False),
+        ("+0.035 [+0.019, +0.051]", OFF_POLICY, "dapo--learning_rate_3e-05", TWO_STEPS, 1),
+        ("−0.017 [−0.033, −0.002]", OFF_POLICY, "sapo--learning_rate_1.5e-05", TWO_STEPS, 1),
+        ("−0.026 [−0.051, −0.001]", OFF_POLICY, "gspo--learning_rate_3e-05", TWO_STEPS, 1),
+    ],
+)  # fmt: skip
+def test_a_number_in_a_sentence_comes_out_of_the_kept_runs(words, study, arm, against, at_the_end):
+    """Of the runs that succeed, by SciPy."""
+    runs = curves(study)
+    base = np.mean([curve[1][0] for curve in runs[against]])
+    half = (base + np.median([last_third(curve) for curve in runs[against]])) / 2
+    ours, theirs = (
+        [curve[1][-1] if at_the_end else last_third(curve) for curve in runs[name]
+         if last_third(curve) >= half] for name in (arm, against)
+    )  # fmt: skip
+    limits = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval()
+    numbers = [np.mean(ours) - np.mean(theirs), *limits]
+    assert words == "{:+.3f} [{:+.3f}, {:+.3f}]".format(*numbers).replace("-", "−")
+    assert words in (STUDIES / "FINDINGS.md").read_text(encoding="utf-8")
 
 
 def write_json(file: Path, content: Any) -> None:
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(content))
+
+
+def arm(verdict: str, difference: float | None = 0.1, **other: Any) -> dict[str, Any]:
+    """An entry of `arms` and that of its details, in one."""
+    limits = [None if difference is None else difference + by for by in (-0.05, 0.05)]
+    numbers = {"difference": difference, "low": limits[0], "high": limits[1], "pairs": 5}
+    p_values = {"p_difference": 0.001, "p_equivalent": 0.001, "equivalence_margin": 0.05}
+    details = {"against": "grpo", "expected": "better", "agreement": "open", "next_look": 8}
+    return {
+        "verdict": verdict, "collapsed": [0, 5], "disagreement": None,
+        **numbers, **p_values, **details, **other,
+    }  # fmt: skip
+
+
+def report(arms: dict[str, dict], effects=(), **details: Any) -> dict[str, Any]:
+    """Effects are pairs: numbers, and the sentence."""
+    sentences = [sentence for _, sentence in effects]
+    details = {"means": {}, "mixed": [], "arms": arms, "sentences": sentences, **details}
+    return {"arms": arms, "effects": [numbers for numbers, _ in effects], "details": details}
+
+
+def asked(study: str = "one", part: str = "question", **other: Any) -> dict[str, Any]:
+    return {"question": f"What of {study}?", "part": part, "study": study, **other}
 
 
 @pytest.fixture
@@ -88,19 +135,16 @@ def written(tmp_path):
 
     def written(rows: list[dict], reports: dict[str, dict]):
         for name in {name for row in rows for name in row.get("worlds", [row["study"]])}:
-            study_in(tmp_path / name)
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / "study.yaml").touch()
         for name, found in reports.items():
             write_json(tmp_path / name / "report.json", found)
         (tmp_path / "findings.yaml").write_text(json.dumps({"rows": rows}))
-        (tmp_path / "TOP.md").write_text(README)
+        (tmp_path / "TOP.md").write_text(f"# Top\n\n{README_HEADING}\nold\n\n## Switches\n\nlast\n")
         *_, pages = pages_of(tmp_path / "findings.yaml", tmp_path / "TOP.md")
         return {path.name: text.replace("\\", "") for path, text in pages.items()}
 
     return written
-
-
-def asked(study: str = "one", part: str = "question", **other: Any) -> dict[str, Any]:
-    return {"question": f"What of {study}?", "part": part, "study": study, **other}
 
 
 def section(page: str, title: str) -> str:
@@ -110,98 +154,28 @@ def section(page: str, title: str) -> str:
 SHOWN = "+0.100 [+0.050, +0.150]"
 
 
-@pytest.mark.parametrize(
-    "verdict", ["not decided", "undecided", "not distinguishable", "too few seeds"]
-)
-def test_an_open_arm_is_named_with_its_interval(written, verdict):
-    arms = {"a": arm(verdict), "b": arm(verdict, disagreement="the t test finds it")}
-    rows = [asked(arms={"a": "it", "b": "that"})]
-    page = written(rows, {"one": report(arms)})["FINDINGS.md"].replace("\n  ", " ")
-    assert section(page, "Not decided") == (
-        f"- [What of one?](one/REPORT.md) it {SHOWN} (5 pairs); that {SHOWN} (5 pairs, two tests "
-        "disagree)."
-    )
-    assert "## Decided" not in page and "Not run yet" not in page
-
-
-def test_a_study_that_another_replaces_has_no_rows(written):
-    rows = [asked(arms={"a": "it"}, replaced_by="two"), asked("two", arms={"a": "it"})]
-    page = written(rows, dict.fromkeys(("one", "two"), report({"a": arm("worse")})))["FINDINGS.md"]
-    assert "one/REPORT.md" not in page and "two/REPORT.md" in page
-
-
 def test_a_collapse_of_most_runs_is_the_answer_whatever_the_verdict(written):
     arms = {"a": arm("not decided", -0.6, collapsed=[4, 5]), "b": arm("worse", collapsed=[2, 5])}
     why = {"better": "It sees more.", "collapse": "It sees less."}
     rows = [asked(arms={"a": "this", "b": "that"}, why=why, overturned_by="more runs.")]
-    pages = written(rows, {"one": report(arms, mixed=["a"])})
-    shown = "−0.600 [−0.650, −0.550] †"
-    assert section(pages["FINDINGS.md"], "First").startswith(
-        f"1. **What of one?** This collapses in 4 of 5 runs ({shown}, 5 seeds against grpo). It "
-        "sees less."
+    page = written(rows, {"one": report(arms, mixed=["a"])})["FINDINGS.md"]
+    assert section(page, "First").startswith(
+        "1. **What of one?** This collapses in 4 of 5 runs (−0.600 [−0.650, −0.550] †, 5 seeds "
+        "against grpo). It sees less."
     )
-    rows = section(pages["FINDINGS.md"], "Decided").splitlines()[-2:]
+    rows = section(page, "Decided").splitlines()[-2:]
     assert [row.split(" | ")[-2] for row in rows] == ["collapse", "worse"]
 
 
-def test_claims_are_corrected_over_the_page(written):
+@pytest.mark.parametrize(("others", "mark"), [(0, ""), (4, " ‡")])
+def test_claims_are_corrected_over_the_page(written, others, mark):
     """Of ten claims the only small p-value must be below 0.005; of two, below 0.025."""
-
-    def two_part(verdict: str, p: float) -> dict[str, Any]:
-        found = arm(verdict, -0.1, p_difference=p, p_equivalent=1.0)
-        found["entry"]["successes"] = [[20, 32], [63, 64]]
-        return found
-
-    def page(others: int) -> str:
-        arms = {f"open{n}": two_part("not decided", 0.9) for n in range(others)}
-        arms = {"a": two_part("fails more often", 0.01), **arms}
-        rows = [asked(arms={name: name for name in arms})]
-        return written(rows, {"one": report(arms)})["FINDINGS.md"]
-
-    line = "| −0.100 [−0.150, −0.050]{} | 20 of 32, 63 of 64 | fails more often |"
-    assert line.format("") in page(0)
-    assert line.format(" ‡") in page(4)
-
-
-@pytest.mark.parametrize(
-    "row, is_main",
-    [({}, True), ({"aside": True}, False), ({"aside": True, "overturned_by": "it"}, True)],
-)
-def test_a_study_in_two_parts_is_main_unless_it_follows_another_up(tmp_path, row, is_main):
-    found = arm("worse")
-    found["entry"] |= {"p_equivalent": 1.0, "successes": [[8, 8], [8, 8]]}
-    write_json(tmp_path / "one" / "report.json", report({"a": found}))
-    assert find([Question(**asked(arms={"a": "it"}, **row))], tmp_path)[0].is_main == is_main
-
-
-def test_before_the_first_look_the_means_of_all_runs_are_compared():
-    entry = {"difference": None, "low": None, "high": None}
-    against = dict.fromkeys("ab", {"against": "plain"})
-    details = {"means": {"a": 0.5, "plain": 0.4}, "arms": against}
-    early = {"arms": {"a": entry, "b": entry}, "details": details}
-    assert so_far(early, "a") == entry | {"difference": pytest.approx(0.1)}
-    assert so_far(early, "b") is None
-    decided = {"arms": {"a": entry | {"difference": 0.3}}, "details": details}
-    assert so_far(decided, "a")["difference"] == 0.3
-
-
-def test_cells_of_factorial_studies_stand_side_by_side(written):
-    def world(*means: float) -> dict[str, Any]:
-        found = report({"b": arm("better")}, [effect(["f"], ["a", "b"], 0.1, "better", "f.")])
-        found["details"]["means"] = dict(zip("ab", means, strict=True))
-        return found
-
-    reports = {"one": world(0.2, 0.5), "two": world(0.4, 0.3)}
-    row = asked(part="carry", worlds={"one": "small", "two": "large", "three": "other"})
-    page = written([row | {"cells": {"b for a": ["b", "a"]}}], reports)["FINDINGS.md"]
-    worlds = "[small](one/REPORT.md) | [large](two/REPORT.md) | other"
-    assert section(page, "Other bases and worlds").splitlines() == [
-        f"| What of one? | {worlds} |", "| --- | --- | --- | --- |",
-        "| b for a | +0.300 (5) | −0.100 (5) | – |",
-    ]  # fmt: skip
-    assert section(page, "Not run yet") == "- What of one? other (three)"
-    with pytest.raises(ConfigurationError, match="'x' has b, c; name two cells of one, such as a"):
-        written([row | {"cells": {"x": ["b", "c"]}}], reports)
+    of_all = {"p_equivalent": 1.0, "successes": [[20, 32], [63, 64]]}
+    arms = {"a": arm("fails more often", -0.1, p_difference=0.01, **of_all)}
+    arms |= {f"open{n}": arm("not decided", p_difference=0.9, **of_all) for n in range(others)}
+    page = written([asked(arms={name: name for name in arms})], {"one": report(arms)})
+    row = f"| −0.100 [−0.150, −0.050]{mark} | 20 of 32, 63 of 64 | fails more often |"
+    assert row in page["FINDINGS.md"]
 
 
 def test_which_arms_keep_their_verdict_on_other_bases(written):
@@ -217,74 +191,70 @@ def test_which_arms_keep_their_verdict_on_other_bases(written):
     assert found[0].startswith(f"| a | worse, {SHOWN} (5 pairs) | worse, {SHOWN} (5 pairs) |")
 
 
+def test_what_has_no_runs_yet_is_named(written):
+    """Studies share runs, so that one may have a few of its runs before it is begun."""
+    none, some = arm("undecided", None, pairs=0), arm("too few seeds", None, pairs=1)
+    partial = ({"verdict": "too few seeds", "estimate": 0.1}, None)
+    cells = report({"b": arm("better")}, [partial], means={"a": 0.2, "b": 0.5})
+    found = {
+        "one": report({"a": none}), "two": report({"a": none, "b": some}), "four": cells,
+        "three": report({"a cell": none, "another": some}, [partial]),
+    }  # fmt: skip
+    of_worlds = asked("four", "carry", worlds={"four": "small", "five": "other"})
+    rows = [
+        asked(arms={"a": "it"}), asked("two", arms={"a": "the one", "b": "the other"}),
+        asked("three", "factors"), of_worlds | {"cells": {"b for a": ["b", "a"]}},
+    ]  # fmt: skip
+    page = written(rows, found)["FINDINGS.md"]
+    assert section(page, "Not run yet").splitlines() == [
+        "- What of one? (one)", "- What of two? the one (two)", "- What of three? (three)",
+        "- What of four? other (five)",
+    ]  # fmt: skip
+    words = "- [What of two?](two/REPORT.md) the other – (1 pair)."
+    assert section(page, "Not decided") == words and "What depends on what" not in page
+    assert "| b for a | +0.300 (5) | – |" in page
+    with pytest.raises(ConfigurationError, match="'x' has b, c; name two cells of four, such as a"):
+        written([of_worlds | {"cells": {"x": ["b", "c"]}}], found)
+
+
 def test_an_x_ray_at_two_points_and_its_scatter(written, tmp_path):
-    at_drift = [("inert", 1.0, 0), ("reweights length, noisier", 0.8, 8)]
-    rescales = [("only rescales", 1.0, 0)]
-    xrays = {"a": at_drift, "b": [("other direction", 0.1, 0)], "c": rescales, "d": rescales}
-    write_xray(tmp_path / "one", xrays, {"b": "x"}, steps={"c": 4})
+    def point(verdict, cosine, drift=0, steps=1):
+        return {"checkpoint": "base", "drift": drift, "verdict": verdict, "cosine_mean": cosine,
+                "optimizer_steps": steps}  # fmt: skip
+
+    xrays = {
+        "grpo": [point("reference", 1.0)],
+        "a": [point("inert", 1.0), point("reweights length, noisier", 0.8, drift=8)],
+        "b": [point("other direction", 0.1)],
+        "c": [point("only rescales", 1.0, steps=4)],
+        "d": [point("only rescales", 1.0)],
+    }
+    against = {"a": "grpo", "b": "x", "c": "grpo", "d": "grpo"}
+    write_json(tmp_path / "one" / "xray.json", {"arms": xrays, "against": against})
     arms = {"a": arm("worse", -0.3), "b": arm("better"), "c": arm("worse"), "d": arm("equivalent")}
-    pages = written([asked(arms={name: name for name in arms})], {"one": report(arms)})
-    text = section(pages["FINDINGS.md"], "X-ray and outcomes")
-    assert "| reweights | 1 | 0 | 0 |" in text and "| only rescales | 0 | 1 | 0 |" in text
-    assert "| another number of optimizer steps per batch | 1 | 0 | 0 |" in text
+    page = written([asked(arms={name: name for name in arms})], {"one": report(arms)})
+    text = section(page["FINDINGS.md"], "X-ray and outcomes")
+    for row in ("reweights | 1 | 0 | 0", "only rescales | 0 | 1 | 0",
+                "another number of optimizer steps per batch | 1 | 0 | 0"):  # fmt: skip
+        assert f"| {row} |" in text
     assert "other direction" not in text  # the X-ray compares b with x, the runs with grpo
-    assert "over 3 arms: too few" in text
-    assert "![distance in the X-ray against that in the outcome](xray.png)" in text
+    assert "over 3 arms: too few" in text and "(xray.png)" in text
     assert main([str(tmp_path / "findings.yaml")]) == 0
     assert (tmp_path / "xray.png").read_bytes().startswith(b"\x89PNG")
 
 
-def write_xray(study, arms, against=None, steps=None):
-    """An X-ray of arms: verdict, cosine and drift at each point; steps if more than one."""
-    points = {
-        name: [
-            {"checkpoint": "base", "drift": drift, "verdict": verdict, "cosine_mean": cosine,
-             "optimizer_steps": (steps or {}).get(name, 1)}
-            for verdict, cosine, drift in each
-        ]
-        for name, each in {"grpo": [("reference", 1.0, 0)], **arms}.items()
-    }  # fmt: skip
-    found = {"arms": points, "against": dict.fromkeys(arms, "grpo") | (against or {})}
-    write_json(study / "xray.json", found)
-
-
-def test_a_study_without_runs_is_not_run_yet(written):
-    pages = written([asked(arms={"a": "it"}), asked("two", part="papers")], {})
-    assert section(pages["FINDINGS.md"], "Not run yet") == (
-        "- What of one? (one)\n- What of two? (two)"
-    )
-    assert "## " not in pages["FINDINGS.md"].partition("## Not run yet")[0]
-
-
-def test_arms_and_factors_whose_runs_are_yet_to_come_are_not_run_yet(written):
-    """Studies share runs, so that one may have a few of its runs before it is begun."""
-    none, some = arm("undecided", None, pairs=0), arm("too few seeds", None, pairs=1)
-    partial = effect(["baseline"], ["group_mean", "none"], 0.1, "too few seeds", None)
-    found = {"one": report({"a": none}), "two": report({"a": none, "b": some})}
-    found["three"] = report({"a cell": none, "another": some}, [partial])
-    words = {"a": "the one", "b": "the other"}
-    rows = [asked(arms={"a": "it"}), asked("two", arms=words), asked("three", part="factors")]
-    page = written(rows, found)["FINDINGS.md"]
-    assert section(page, "Not run yet") == (
-        "- What of one? (one)\n- What of two? the one (two)\n- What of three? (three)"
-    )
-    words = "- [What of two?](two/REPORT.md) the other – (1 pair)."
-    assert section(page, "Not decided") == words and "What depends on what" not in page
-
-
 def test_the_readme_is_rewritten_once_four_questions_have_answers(written):
     rows = [asked(n, arms={"a": n}, readme=True) for n in ("one", "two", "three", "five")]
-    rows.append(asked("four", part="factors", readme=True))
+    rows.append(asked("four", "factors", readme=True))
     found = {n: report({"a": arm("better")}) for n in ("one", "two")}
     words = "A matters more with b: it is −0.5 there. Difference of differences −0.4."
-    found["four"] = report({}, [effect(["a", "b"], [["0", "1"]] * 2, -0.4, "worse", words)])
+    found["four"] = report({}, [({"verdict": "worse", "estimate": -0.4}, words)])
     assert "TOP.md" not in written(rows, found)
     text = written(rows, {**found, "five": report({"a": arm("worse")})})["TOP.md"]
-    assert "old rows" not in text and text.endswith("\n## Switches\n\nlast\n")
+    assert "old" not in text and text.endswith("\n## Switches\n\nlast\n")
     row = f"| [What of two?](recipes/studies/two/REPORT.md) | two is better, {SHOWN} (5 pairs) |"
     assert row in text and text.count("REPORT.md") == 4
     assert "| A matters more with b: it is −0.5 there |" in text
-    assert "![curves of the study one](recipes/studies/one/curves.png)" in text
 
 
 @pytest.mark.parametrize(
@@ -295,88 +265,24 @@ def test_the_readme_is_rewritten_once_four_questions_have_answers(written):
         (asked(part="answer"), "it takes one of"),
         (asked(armz={}), "unknown key 'armz'"),
         (asked(why={"perhaps": "so"}), "it takes one of"),
-        (asked(at_1_5b={"answer": "worse"}), "unknown key 'at_1_5b'"),
         (asked(part="carry"), "worlds belong to part 'carry'"),
     ],
 )
 def test_wrong_lists_are_refused(tmp_path, row, complaint):
-    study_in(tmp_path / "one")
+    write_json(tmp_path / "one" / "study.yaml", {})
     write_json(tmp_path / "findings.yaml", {"rows": [row]})
     with pytest.raises(ConfigurationError, match=re.escape(complaint)):
         read_findings(tmp_path / "findings.yaml")
 
 
-def test_the_committed_pages_are_those_of_the_committed_reports():
-    *_, pages = pages_of(LIST, SHIPPED.parent / "README.md")
-    assert {"FINDINGS.md", "ANSWERS.md"} <= {path.name for path in pages}
-    for path, text in pages.items():
-        assert path.read_text(encoding="utf-8") == text, f"run trl-ablate findings: {path} differs"
-    if "(findings.png)" in pages[SHIPPED / "studies" / "FINDINGS.md"]:
-        assert (SHIPPED / "studies" / "findings.png").is_file()
-
-
-def test_the_shipped_list_names_arms_of_its_studies_with_expectations():
-    rows = read_findings(LIST)
-    for row in rows:
-        study = load_study(Path(LIST.parent / row.study / "study.yaml"))
-        names = {found.name.partition("--")[0] for found in study.arms}  # tuned: one at each value
-        assert set(row.arms) <= names
-        if row.part in ("question", "control"):
-            assert set(row.arms) <= set(study.expect), row.study
-    files = [*LIST.parent.glob("chains*/study.yaml"), *LIST.parent.glob("gym_*/study.yaml")]
-    asked = {study for row in rows for study in row.studies}
-    assert {path.parent.name for path in files} == asked
-
-
-def test_planted_reports_have_the_shape_of_real_ones(tmp_path):
-    arms = {"grpo": {"top": 0.8}, "weak": {"top": 0.4}, "broken": {"top": 0.8, "collapse": 8}}
-    plan, store = write_study(tmp_path / "runs", arms)
-    report_study(plan, store, study_in(tmp_path / "one"), tmp_path / "one")
-    real = json.loads((tmp_path / "one" / "report.json").read_text())
-    planted = report({"weak": arm("worse")})
-    assert planted.keys() == real.keys() and planted["details"].keys() == real["details"].keys()
-    for part in (planted, planted["details"]), (real, real["details"]):
-        assert part[0]["arms"]["weak"].keys() == planted["arms"]["weak"].keys()
-        assert part[1]["arms"]["weak"].keys() == planted["details"]["arms"]["weak"].keys()
-    words = {"weak": "it", "broken": "that"}
-    found = find([Question("Is it?", "question", "one", words)], tmp_path)
-    text = (tmp_path / "one" / "REPORT.md").read_text(encoding="utf-8").replace("\\", "")
-    assert f"weak is worse than grpo ({found[0].arms[0].difference}" in text
-    assert [one.kind for one in found[0].arms] == ["worse", "collapse"]
-    assert draw_answers(found[0].arms) is not None
-
-
-@pytest.mark.slow
-def test_real_factorial_and_tuned_reports_are_read(tmp_path):
-    factors = {"scale": ["group", "none"], "norm": ["mean", "constant"]}
-    plans = {
-        "one": (factorial_plan(factors), lambda plan, runs: write_factorial(runs, plan, _top)),
-        "two": (tuned_plan({"grpo": [0.4, 0.8], "b": [0.5, 0.6]}), _write_tuned),
-    }
-    for name, (plan, write) in plans.items():
-        file = study_in(tmp_path / name)
-        report_study(plan, write(plan, tmp_path / f"runs_{name}"), file, file.parent)
-    asked_of = [Question("Q?", "factors", "one"), Question("Q?", "papers", "two")]
-    one, two = find(asked_of, tmp_path)
-    assert one.effects and all(one.effects) and one.effects[0].startswith("scale: ")
-    assert [(one.arm, one.against, one.kind) for one in two.arms] == [("b", "grpo", "worse")]
-
-
-def _top(cell: dict[str, Any]) -> float:
-    return 0.8 if cell["scale"] == "group" else 0.5
-
-
-def _write_tuned(plan, folder: Path) -> RunStore:
-    store = RunStore(folder)
-    for number, each in enumerate(plan.arms):
-        for run in each.runs:
-            rows = learning_rows(1000 * number + run.seed, each.declared["top"])
-            write_run(store, run, each.declared, rows)
-    return store
-
-
-STUDIES = REPOSITORY / "recipes" / "studies"
 PREDICTIONS = yaml.safe_load((STUDIES / FILE).read_text(encoding="utf-8"))["rows"]
+
+
+@pytest.mark.parametrize("row", PREDICTIONS, ids=lambda row: row["words"])
+def test_what_is_foretold_follows_from_the_study(row):
+    assert foretold(read_report(STUDIES / row["study"]) or {}, row["arm"]) == row.get("predicts")
+
+
 RUNS = """group,arm,seed,step,score
 A,plain,0,0,0.1
 A,plain,0,9,0.5
@@ -388,32 +294,32 @@ B,new,0,9,0.1
 """
 
 
-@pytest.mark.parametrize("row", PREDICTIONS, ids=lambda row: row["words"])
-def test_what_is_foretold_follows_from_the_study(row):
-    assert foretold(read_report(STUDIES / row["study"]) or {}, row["arm"]) == row.get("predicts")
-
-
-def test_a_comparison_by_hand(tmp_path):
+def test_a_comparison_with_published_runs_by_hand(tmp_path):
     (tmp_path / "published").mkdir()
     (tmp_path / "published" / "runs.csv").write_text(RUNS)
     both = [["runs.csv", group, "new", "plain"] for group in ("A", "B")]
-    rows = [
-        {"study": name, "arm": "new", "words": name, "published": both}
-        for name in ("worse", "collapsed", "equal")
-    ]
-    (tmp_path / FILE).write_text(yaml.safe_dump({"rows": rows}))
     kinds = {"worse": ("worse", 0), "collapsed": ("worse", 2), "equal": ("equivalent", 0)}
+    rows = [{"study": name, "arm": "new", "words": name, "published": both} for name in kinds]
+    (tmp_path / FILE).write_text(yaml.safe_dump({"rows": rows}))
     for name, (verdict, collapsed) in kinds.items():
         entry = {"verdict": verdict, "collapsed": [collapsed, 3]}
         write_json(tmp_path / name / "report.json", {"arms": {"new": entry}})
     lower, fails, nothing = contrasts(tmp_path)
     assert (lower.predicts, fails.predicts, nothing.predicts) == ("lower", "fails", None)
     differences = {"runs A": (pytest.approx(-0.05), 2), "runs B": (pytest.approx(-0.8), 1)}
-    assert lower.published == differences
-    assert nothing.published == lower.published and nothing.right == {}
+    assert lower.published == differences == nothing.published and nothing.right == {}
     # in A: means 0.4 and 0.45; a run fails below the median of 0.3 and 0.2, which one of new does
     assert [*lower.right.values()] == [True, True] and [*fails.right.values()] == [True, True]
     assert right_share([lower]).startswith("2 of 2 contrasts came as foretold: 100 %")
     assert contrasts(tmp_path / "nowhere") == []
     (tmp_path / "published" / "runs.csv").unlink()  # as in a wheel
     assert contrasts(tmp_path) == []
+
+
+def test_before_the_first_look_the_means_of_all_runs_are_compared():
+    entry = {"difference": None, "against": "plain"}
+    early = report({"a": entry, "b": entry}, means={"a": 0.5, "plain": 0.4})
+    assert so_far(early, "a")["difference"] == pytest.approx(0.1)
+    assert so_far(early, "b") is None
+    decided = report({"a": entry | {"difference": 0.3}}, means={"a": 0.5, "plain": 0.4})
+    assert so_far(decided, "a")["difference"] == 0.3

@@ -29,18 +29,13 @@ def file(tmp_path):
     return tmp_path / "runs.parquet"
 
 
-@pytest.fixture
-def other(tmp_path):
-    return RunStore(tmp_path / "other")
-
-
-def test_the_report_elsewhere_is_the_same(study, other, file, tmp_path):
-    elsewhere = StudyRuns(study.plan, other)
-    assert keep(study.again(), file) == 6
+def test_the_report_elsewhere_is_the_same(study, file, tmp_path):
+    elsewhere = StudyRuns(study.plan, RunStore(tmp_path / "other"))
+    assert keep(study, file) == 6
     assert sorted(restore(elsewhere, file)) == sorted(study.plan.runs())
     assert restore(elsewhere, file) == []
-    for made_of, out in ((study.store, "here"), (other, "there")):
-        report_study(study.plan, made_of, tmp_path / "study.yaml", tmp_path / out)
+    for made_of, out in ((study, "here"), (elsewhere, "there")):
+        report_study(made_of.plan, made_of.store, tmp_path / "study.yaml", tmp_path / out)
     for name in ("report.json", "runs.csv"):
         assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes()
     keep(elsewhere, tmp_path / "again.parquet")  # the same runs are the same bytes
@@ -58,32 +53,24 @@ def test_only_finished_runs_are_kept_and_stay_kept(study, file):
     assert keep(study.again(), file) == 4
 
 
-def test_which_metrics_are_kept_depends_on_the_place_of_a_run(study, file):
+@pytest.mark.parametrize(
+    ("judge", "looks", "with_norms"),
+    [("paired", (), 3), ("two_part", (), 3), ("two_part", (2, 3), 2)],
+)
+def test_the_place_of_a_run_says_which_metrics_are_kept(study, file, judge, looks, with_norms):
     """The first run of an arm has its mechanism; of two parts, those up to the first look have
-    gradient norms."""
-    row = {"step": 99, "style/full": 0.5, "advantages/weight/q1": 0.2, "grad_norm": 0.5}
+    gradient norms. Of two equal columns one is written, and both come back as logged."""
+    row = {"step": 99, "style/full": 0.5, "grad_norm": 0.5, "reward": 0.82, "answer_reward": 0.82}
     for run_id in study.plan.runs():
         for each in ({"step": 98, "grad_norm": None}, row):  # it was not finite
             append_jsonl(study.store.directory(run_id).metrics_file, each)
-    for judge, looks, with_norms in (
-        ("paired", (), 3), ("two_part", (), 3), ("two_part", (2, 3), 2)
-    ):  # fmt: skip
-        keep(StudyRuns(replace(study.plan, judge=judge, looks=looks), study.store), file)
-        rows = {run_id: run.rows[-1] for run_id, run in kept(file).items()}
-        for arm in study.plan.arms:
-            for place, run in enumerate(arm.runs):
-                dropped = {"style/full", "advantages/weight/q1"} if place else set()
-                dropped |= set() if place < with_norms else {"grad_norm"}
-                assert rows[run.id].keys() == row.keys() - dropped
-
-
-def test_equal_columns_are_written_once_and_come_back_as_logged(study, file):
-    for run_id in study.plan.runs():
-        row = {"step": 99, "answer_reward": 0.82, "format_reward": 0.82}
-        append_jsonl(study.store.directory(run_id).metrics_file, row)
-    keep(study, file)
-    assert len({"answer_reward", "format_reward"} & set(parquet.read_schema(file).names)) == 1
-    assert all(run.rows[-1] == row for run in kept(file).values())
+    keep(StudyRuns(replace(study.plan, judge=judge, looks=looks), study.store), file)
+    rows = {run_id: run.rows[-1] for run_id, run in kept(file).items()}
+    for arm in study.plan.arms:
+        for place, run in enumerate(arm.runs):
+            dropped = {"style/full": bool(place), "grad_norm": place >= with_norms}
+            assert rows[run.id] == {key: of for key, of in row.items() if not dropped.get(key)}
+    assert len({"reward", "answer_reward"} & set(parquet.read_schema(file).names)) == 1
 
 
 def test_machine_and_folders_are_not_kept(study, file, tmp_path):
@@ -100,21 +87,12 @@ def test_machine_and_folders_are_not_kept(study, file, tmp_path):
     assert json.loads(run.settings)["config"]["output_dir"] == f"runs/{run_id}"
 
 
-def test_what_is_done_in_use_or_not_asked_for_is_left_alone(study, other, file):
-    keep(study.again(), file)
-    wanted = replace(study.plan, arms=study.plan.arms[:1])
+def test_what_is_done_in_use_or_not_asked_for_is_left_alone(study, file, tmp_path):
+    keep(study, file)
+    wanted, other = replace(study.plan, arms=study.plan.arms[:1]), RunStore(tmp_path / "other")
     in_use, done, asked = wanted.runs()
-    said = []
-    for name in ("checkpoint-5", "thesis"):
-        mine = other.directory(asked).path / name
-        mine.mkdir(parents=True)
-        (mine / "x").touch()
-        assert asked not in restore(StudyRuns(wanted, other), file, said.append)
-        assert str(mine.parent) in said.pop()
-        shutil.rmtree(mine.parent)
-    shutil.rmtree(other.path)
     assert other.lock(in_use).acquire()
-    write_run(other, study.plan.runs()[done], ARMS["a"], learning_rows(7, top=0.1))
+    write_run(other, wanted.runs()[done], ARMS["a"], learning_rows(7, top=0.1))
     before = other.directory(done).metrics_file.read_bytes()
     assert restore(StudyRuns(wanted, other), file) == [asked]
     assert other.directory(done).metrics_file.read_bytes() == before
@@ -122,9 +100,20 @@ def test_what_is_done_in_use_or_not_asked_for_is_left_alone(study, other, file):
     assert sorted(folders) == sorted([done, f"a-{asked}"])
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
+@pytest.mark.parametrize("name", ["checkpoint-5", "thesis"])
+def test_a_folder_with_files_of_the_user_is_named_and_left_alone(study, file, tmp_path, name):
+    keep(study, file)
+    other, said = RunStore(tmp_path / "other"), []
+    mine = other.directory(next(iter(study.plan.runs()))).path / name
+    mine.mkdir(parents=True)
+    (mine / "x").touch()
+    assert len(restore(StudyRuns(study.plan, other), file, said.append)) == 5
+    assert str(mine.parent) in said.pop() and (mine / "x").is_file()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
 def test_a_damaged_file_is_one_sentence(study, file, share):
-    keep(study.again(), file)
+    keep(study, file)
     whole = file.read_bytes()
     file.write_bytes(whole[: int(len(whole) * share)])
     with pytest.raises(ConfigurationError, match=r"runs\.parquet is damaged .* take it from git"):

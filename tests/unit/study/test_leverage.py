@@ -7,45 +7,45 @@ import pytest
 from tests.support.synthetic_study import make_plan, write_run
 from trl_ablate import ConfigurationError
 from trl_ablate.cli import leverage
+from trl_ablate.study.definition import load_study
 from trl_ablate.study.kept_runs import beside, kept
+from trl_ablate.study.planned import save_plan
 from trl_ablate.study.report.curves import Run, Series
 from trl_ablate.study.report.document import write_markdown
 from trl_ablate.study.report.worlds_table import LENGTH, effects, leverage_page
+from trl_ablate.study.store import RunStore
 
 SWITCHES = {"grpo": {}, "none": {"baseline": "none"}, "kl": {"beta": 0.04}}
+WORLDS = ("hills", "plain")
 PLAN = replace(
     make_plan(
         {
             f"{world}.{switch}": {"dataset": f"miniature/{world}", "baseline": "group_mean"} | given
-            for world in ("hills", "plain")
+            for world in WORLDS
             for switch, given in SWITCHES.items()
         }
     ),
-    against={
-        f"{world}.{switch}": f"{world}.grpo" for world in ("hills", "plain") for switch in SWITCHES
-        if switch != "grpo"
-    },
-)  # fmt: skip
+    against={f"{world}.{name}": f"{world}.grpo" for world in WORLDS for name in ("none", "kl")},
+)
 NOISE = (0.0, 0.01, -0.01)
 
 
-def run(arm: str, seed: int, final: float, length: float, status: str = "finished") -> Run:
+def run(arm: str, seed: int, final: float, length: float) -> Run:
     """From 0.2 to `final` over ten steps, so that its area is half way between the two."""
     rewards = Series([0.0, 10.0], [0.2, final])
     lengths = Series([1.0 * i for i in range(1, 11)], [99.0] * 5 + [length] * 5)
     series = {"eval_reward": rewards, LENGTH: lengths}
-    return Run(arm=arm, seed=seed, status=status, series=series, planned_steps=10)
+    return Run(arm=arm, seed=seed, status="finished", series=series, planned_steps=10)
 
 
 def planted(seeds: int = 3) -> list[Run]:
     """Only `none` acts, and only in the hills: -0.5 with a spread of 0.01, and 20 tokens less."""
     runs = []
-    for world in ("hills", "plain"):
-        for seed, noise in enumerate(NOISE[:seeds]):
-            bad = world == "hills"
+    for seed, noise in enumerate(NOISE[:seeds]):
+        for world, drop, length in (("hills", 0.5, 10), ("plain", 0.0, 30)):
             runs += [
                 run(f"{world}.grpo", seed, 0.8 + 10 * noise, 30),
-                run(f"{world}.none", seed, (0.3 if bad else 0.8) + 11 * noise, 10 if bad else 30),
+                run(f"{world}.none", seed, 0.8 - drop + 11 * noise, length),
                 run(f"{world}.kl", seed, 0.8 + 10 * noise + NOISE[seed - 1], 30 + seed),
             ]
     return runs
@@ -58,11 +58,11 @@ def found(runs: list[Run]):
 def test_an_effect_is_a_paired_difference_within_its_world():
     every = found(planted())
     effect = every["hills", "none"]
-    assert effect.final.difference.mean == pytest.approx(-0.5)
+    # differences -0.50, -0.49, -0.51: s = 0.01, t(2) = 4.3027, half = 4.3027 * 0.01 / sqrt(3)
+    final = effect.final.difference
+    assert (final.mean, final.half_width) == pytest.approx((-0.5, 0.02484), abs=1e-5)
     assert effect.area.difference.mean == pytest.approx(-0.25)
     assert effect.length.difference.mean == -20 and effect.change == "baseline none"
-    # differences -0.50, -0.49, -0.51: s = 0.01, t(2) = 4.3027, half = 4.3027 * 0.01 / sqrt(3)
-    assert effect.final.difference.half_width == pytest.approx(0.02484, abs=1e-5)
     assert effect.final.verdict == "worse"
     assert [place for place, each in every.items() if each.separated] == [("hills", "none")]
 
@@ -71,11 +71,8 @@ def test_the_page_names_what_each_world_separates_and_what_has_too_few_seeds():
     page = write_markdown(leverage_page(PLAN, planted(), "command")).replace("\\", "")
     assert "- hills: none\n- plain: nothing so far\n- separated by no world so far: kl\n" in page
     assert "| none | grpo | −0.500 * | +0.000 |" in page
-    assert "| none | baseline none | grpo | −0.500 [−0.525, −0.475] | −0.250" in page
-    assert "grpo ended at 0.800, 0.900, 0.700." in page
     page = write_markdown(leverage_page(PLAN, planted(2), "command"))
     assert "fewer than 3 seeds, no verdict yet: none, kl" in page
-    assert "- separated by no world so far: none\n" in page
 
 
 def test_only_runs_that_are_done_count_and_collapses_are_counted():
@@ -89,33 +86,27 @@ def test_only_runs_that_are_done_count_and_collapses_are_counted():
 
 
 @pytest.mark.parametrize(
-    ("names", "sentence"),
+    ("first", "second", "sentence"),
     [
-        ({"hills.grpo": {}, "kl": {}}, "arm 'kl' is not called WORLD.SWITCH"),
-        ({"hills.grpo": {}, "plain.kl": {}}, "'plain.kl' is compared with 'hills.grpo', which is"),
+        ("hills.grpo", "kl", "arm 'kl' is not called WORLD.SWITCH"),
+        ("hills.grpo", "plain.kl", "'plain.kl' is compared with 'hills.grpo', which is"),
     ],
 )
-def test_names_that_are_no_world_and_switch_are_refused(names, sentence):
-    first, second = names
+def test_names_that_are_no_world_and_switch_are_refused(first, second, sentence):
     with pytest.raises(ConfigurationError, match=sentence):
-        effects(replace(make_plan(names), against={second: first}), [])
+        effects(replace(make_plan({first: {}, second: {}}), against={second: first}), [])
 
 
-def test_the_command_writes_the_page_of_a_study_that_has_begun(tmp_path, monkeypatch, capsys):
-    from trl_ablate.study.definition import load_study
-    from trl_ablate.study.planned import save_plan
-    from trl_ablate.study.store import RunStore
-
+def test_the_command_writes_the_page_of_a_study_that_has_begun(tmp_path):
     file = tmp_path / "made_up.yaml"
     file.write_text("question: Does it work?\narms: [grpo.yaml]\nseeds: [0]\n")
     store = RunStore(tmp_path / "runs")
-    save_plan(replace(PLAN, study="made_up"), load_study(file), store.plans)
+    save_plan(PLAN, load_study(file), store.plans)
     for arm in PLAN.arms:
         for planned in arm.runs:
-            rows = [
-                {"step": step, "grpo_step": float(step), "seconds": 1.0, "eval_reward": value}
-                for step, value in ((0, 0.2), (20, 0.3 if arm.name == "hills.none" else 0.8))
-            ]
+            final = 0.3 if arm.name == "hills.none" else 0.8
+            rows = [{"step": at, "grpo_step": at, "seconds": at, "eval_reward": value}
+                    for at, value in ((0, 0.2), (20, final))]  # fmt: skip
             if not store.directory(planned.id).path.exists():
                 write_run(store, planned, arm.declared, iter(rows))
     words = [str(file), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "PAGE.md")]

@@ -3,7 +3,6 @@
 import math
 
 import pytest
-from scipy import stats
 
 from trl_ablate.study.pooling import pool_means, pool_shares
 from trl_ablate.study.two_part import Means, Shares, welch
@@ -21,63 +20,35 @@ BCG = [
 """Tuberculosis with and without vaccine: Colditz et al. (1994), the example of R's metafor."""
 
 
-def shares(tables):
-    return [Shares((a, a + b), (c, c + d), 1.0) for a, b, c, d in tables]
-
-
-def effects(values, errors):
-    return [Means(float(v), float(e), 9.0) for v, e in zip(values, errors, strict=True)]
-
-
-def risk_ratios():
-    found = []
-    for a, b, c, d in BCG:
-        error = math.sqrt(1 / a - 1 / (a + b) + 1 / c - 1 / (c + d))
-        found.append(Means(math.log(a / (a + b)) - math.log(c / (c + d)), error, 9.0))
-    return found
-
-
-def test_runs_that_do_not_differ_have_no_error():
-    groups = [welch([0.95] * 3, [0.7] * 3), welch([0.94, 0.97, 0.9], [0.7, 0.73, 0.66])]
-    assert groups[0].error == 0 and pool_means(groups) is None
+def pooled_shares(tables):
+    return pool_shares([Shares((a, a + b), (c, c + d), 1.0) for a, b, c, d in tables])
 
 
 def test_success_as_in_r():
-    found = pool_shares(shares(RABBITS))
-    assert found is not None
+    found = pooled_shares(RABBITS)
     assert found.p == pytest.approx(0.03994, abs=5e-6)
     assert found.odds_ratio == pytest.approx(10.36102, abs=1e-4)
     assert found.low < 1.1 and found.high == pytest.approx(530, abs=3)
-    mirrored = pool_shares(shares([(c, d, a, b) for a, b, c, d in RABBITS]))
-    assert mirrored is not None and mirrored.p == pytest.approx(found.p)
+    mirrored = pooled_shares([(c, d, a, b) for a, b, c, d in RABBITS])
+    assert mirrored.p == pytest.approx(found.p)
     assert mirrored.low == pytest.approx(1 / found.high)
 
 
-def test_one_group_is_fishers_test():
-    table = (1, 7, 6, 2)
-    found = pool_shares(shares([table]))
-    odds = stats.contingency.odds_ratio([table[:2], table[2:]])
-    limits = odds.confidence_interval()
-    assert found is not None
-    assert found.p == pytest.approx(stats.fisher_exact([table[:2], table[2:]])[1])
-    assert found.odds_ratio == pytest.approx(odds.statistic, rel=1e-4)
-    assert (found.low, found.high) == pytest.approx((limits.low, limits.high), rel=1e-3)
-
-
 def test_groups_without_failures_say_nothing_on_success():
-    assert pool_shares(shares([(4, 0, 4, 0), (3, 0, 5, 0)])) is None
-    with_others = pool_shares(shares([*RABBITS, (4, 0, 4, 0)]))
-    alone = pool_shares(shares(RABBITS))
-    assert with_others is not None and alone is not None and with_others.p == alone.p
-    only = pool_shares(shares([(0, 4, 4, 0), (0, 4, 4, 0)]))
-    assert only is not None and (only.odds_ratio, only.low) == (0.0, 0.0) and only.high < 0.3
+    assert pooled_shares([(4, 0, 4, 0), (3, 0, 5, 0)]) is None
+    assert pooled_shares([*RABBITS, (4, 0, 4, 0)]) == pooled_shares(RABBITS)
+    only = pooled_shares([(0, 4, 4, 0), (0, 4, 4, 0)])
+    assert (only.odds_ratio, only.low) == (0.0, 0.0) and only.high < 0.3
 
 
 def test_means_as_in_statsmodels():
     """statsmodels 0.15, combine_effects(method_re="iterated", use_t=True): the row "random effect
     wls", tau2 and i2."""
-    found = pool_means(risk_ratios())
-    assert found is not None
+    risk_ratios = []
+    for a, b, c, d in BCG:
+        error = math.sqrt(1 / a - 1 / (a + b) + 1 / c - 1 / (c + d))
+        risk_ratios.append(Means(math.log(a / (a + b)) - math.log(c / (c + d)), error, 9.0))
+    found = pool_means(risk_ratios)
     assert found.difference == pytest.approx(-0.714968, abs=1e-6)
     assert (found.low, found.high) == pytest.approx((-1.109098, -0.320838), abs=1e-6)
     assert found.tau**2 == pytest.approx(0.31806845, abs=1e-7)
@@ -88,7 +59,9 @@ def test_means_as_in_statsmodels():
 
 
 def test_groups_that_agree_are_not_more_certain_than_their_runs():
-    found = pool_means(effects([0.1, 0.1], [0.02, 0.02]))
-    assert found is not None and (found.tau, found.i_squared) == (0.0, 0.0)
+    alike = Means(0.1, 0.02, 9.0)
+    found = pool_means([alike, alike])
+    assert (found.tau, found.i_squared) == (0.0, 0.0)
     assert found.high - found.difference == pytest.approx(12.7062 * 0.02 / math.sqrt(2), rel=1e-4)
-    assert pool_means(effects([0.1], [0.02])) is None
+    assert pool_means([alike]) is None
+    assert pool_means([welch([0.95] * 3, [0.7] * 3), alike]) is None  # runs without any error

@@ -6,20 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from PIL import Image
 from rich.console import Console
 
 from tests.support.synthetic_study import learning_rows, write_run
 from tests.support.tuned_study import tuned_plan
 from trl_ablate.study.expected_hours import estimate
 from trl_ablate.study.factors import read_design
-from trl_ablate.study.kept_runs import keep, kept, restore
+from trl_ablate.study.kept_runs import keep, kept
 from trl_ablate.study.outline import grid
 from trl_ablate.study.planned import Plan, PlannedRun
-from trl_ablate.study.report.curves import planned_runs
 from trl_ablate.study.report.making import report_study
-from trl_ablate.study.report.pictures import sensitivity
-from trl_ablate.study.report.tuned import split
 from trl_ablate.study.runs import StudyRuns, next_runs
 from trl_ablate.study.store import RunStore
 
@@ -36,80 +32,80 @@ def do(plan: Plan, store: RunStore, runs: list[PlannedRun]) -> None:
         write_run(store, run, arm.declared, rows)
 
 
-def do_all(plan: Plan, store: RunStore) -> None:
+def do_all(plan: Plan, store: RunStore) -> RunStore:
     while coming := StudyRuns(plan, store).next:
         do(plan, store, coming)
+    return store
+
+
+def report(plan: Plan, store: RunStore, out: Path) -> tuple[str, str, str]:
+    """The answer, that at the reference's value, and the part on tuning."""
+    report_study(plan, store, Path("study.yaml"), out)
+    text = (out / "REPORT.md").read_text(encoding="utf-8").replace("\\", "")
+    answers, _, tuning = text.partition("## Tuning")
+    own, _, shared = answers.partition("## Answer at the reference's lr")
+    return own, shared, tuning.partition("\n## ")[0]
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory) -> tuple[Plan, RunStore]:
     plan = tuned_plan(TOPS, seeds=range(5))
-    store = RunStore(tmp_path_factory.mktemp("tuned"))
-    do_all(plan, store)
-    return plan, store
+    return plan, do_all(plan, RunStore(tmp_path_factory.mktemp("tuned")))
 
 
-def report(plan: Plan, store: RunStore, out: Path) -> str:
-    report_study(plan, store, Path("study.yaml"), out)
-    return (out / "REPORT.md").read_text(encoding="utf-8")
-
-
-def test_both_answers_and_why_they_differ(done, tmp_path):
-    text = report(*done, tmp_path)
-    own, _, rest = text.partition("## Answer at the reference's lr")
-    shared = rest.partition("## Tuning")[0]
+def test_both_answers_why_they_differ_and_the_trials_they_rest_on(done, tmp_path):
+    own, shared, tuning = report(*done, tmp_path)
     assert "Each arm at its own best lr (ref 2, other 1)" in own
     assert "other is not distinguishable from ref" in own
     assert "each at the lr that is best for its reference (2)" in shared
     assert "other is worse than ref" in shared
-    assert (
-        "other: worse at its reference's lr (2), not distinguishable at its own best (1): the "
-        "verdict depends on the lr." in shared
-    )
-
-
-def test_both_answers_have_the_margin(tmp_path):
-    plan = tuned_plan({"ref": [0.4, 0.7], "other": [0.41, 0.701]}, seeds=range(8))
-    plan, store = replace(plan, equivalence_margin=0.1), RunStore(tmp_path / "runs")
-    do_all(plan, store)
-    text = report(plan, store, tmp_path)
-    assert text.count("other is equivalent to ref within 0.100") == 2
-    assert "the verdict depends on" not in text
-
-
-@pytest.mark.slow
-def test_of_trials_the_evaluations_are_kept_and_the_report_is_the_same(done, tmp_path):
-    (plan, store), file = done, tmp_path / "runs.parquet"
-    keep(StudyRuns(plan, store), file)
-    trials = {run.id for arm in plan.arms for run in arm.runs[: plan.trials]}
-    for run_id, run in kept(file).items():
-        evaluated = [plan.primary_metric in row for row in run.rows]
-        assert any(evaluated) and (all(evaluated) == (run_id in trials))
-    restore(StudyRuns(plan, other := RunStore(tmp_path / "runs")), file)
-    assert report(plan, other, tmp_path / "there") == report(plan, store, tmp_path / "here")
-
-
-def test_trials_stand_in_a_table_of_their_own_and_in_no_answer(done, tmp_path):
-    text = report(*done, tmp_path)
-    tuning = text.partition("## Tuning")[2].partition("\n## ")[0]
-    assert "| ref | 2 \\* | 2 | 0 |" in tuning and "| ref | 3 | 2 | 2 | 0.000 |" in tuning
+    assert "not distinguishable at its own best (1): the verdict depends on the lr." in shared
+    assert "| ref | 2 * | 2 | 0 |" in tuning and "| ref | 3 | 2 | 2 | 0.000 |" in tuning
     assert "other: its best lr, 1, is at the edge of the values tried" in tuning
-    assert "ref: its best" not in tuning
-    assert "| ref | 5 finished |" in text  # the arm's row has fresh runs alone
+    assert "ref: its best" not in tuning and "(sensitivity.png)" in tuning
     with (tmp_path / "runs.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["seed"] for row in rows if row["arm"] == "ref"] == ["0", "1", "2", "3", "4"]
     assert sum(row["seed"].startswith("1000") for row in rows) == 2 * 3 * 2
 
 
+def test_both_answers_have_the_margin(tmp_path):
+    plan = tuned_plan({"ref": [0.4, 0.7], "other": [0.41, 0.701]}, seeds=range(8))
+    plan = replace(plan, equivalence_margin=0.1)
+    own, shared, _ = report(plan, do_all(plan, RunStore(tmp_path / "runs")), tmp_path)
+    for answer in (own, shared):
+        assert "other is equivalent to ref within 0.100" in answer
+    assert "the verdict depends on" not in shared
+
+
+def test_a_factorial_study_can_be_tuned(tmp_path):
+    """Cells × values; both answers are about the effects."""
+    design = read_design({"scale": ["group", "none"], "norm": ["mean", "constant"]}, "1", "study")
+    tops = {"group--mean": [0.4, 0.7], "group--constant": [0.41, 0.71],
+            "none--mean": [0.69, 0.2], "none--constant": [0.701, 0.21]}  # fmt: skip
+    plan = replace(tuned_plan(tops), design=design)
+    own, shared, _ = report(plan, do_all(plan, RunStore(tmp_path / "runs")), tmp_path)
+    assert "scale: on average none is not distinguishable from group" in own
+    assert "scale: on average none is worse than group" in shared
+
+
+def test_of_trials_the_evaluations_are_kept(done, tmp_path):
+    (plan, store), file = done, tmp_path / "runs.parquet"
+    keep(StudyRuns(plan, store), file)
+    trials = {run.id for arm in plan.arms for run in arm.runs[: plan.trials]}
+    for run_id, run in kept(file).items():
+        evaluated = [plan.primary_metric in row for row in run.rows]
+        assert any(evaluated) and (all(evaluated) == (run_id in trials))
+
+
 def test_a_report_between_trials_names_what_is_open(tmp_path):
     plan, store = tuned_plan(TOPS), RunStore(tmp_path / "runs")
+    # before any trial the estimate is that of the worst case: 3 fresh runs of `ref`, 6 of `other`
+    assert len(estimate(StudyRuns(plan, store)).runs) == 12 + 9
     do(plan, store, next_runs(plan, {})[:5])
-    text = report(plan, store, tmp_path)
-    assert "Each arm at its own best lr (ref not known yet, other not known yet)" in text
-    assert "## Answer at the reference" not in text
-    assert "ref: tuning is not complete, 3 of 6 trials have an outcome" in text
-    assert (tmp_path / "sensitivity.png").is_file()
+    own, shared, tuning = report(plan, store, tmp_path)
+    assert "Each arm at its own best lr (ref not known yet, other not known yet)" in own
+    assert "ref: tuning is not complete, 3 of 6 trials have an outcome" in tuning and not shared
 
 
 def test_a_failed_trial_is_named(tmp_path):
@@ -118,9 +114,9 @@ def test_a_failed_trial_is_named(tmp_path):
     do(plan, store, trials)
     store.directory(trials[0].id).update(status="failed", reason="it died")
     do(plan, store, StudyRuns(plan, store).next)
-    text = report(plan, store, tmp_path)
-    assert "ref: 1 of 6 trials have no outcome; the choice rests on the others." in text
-    assert "other is " in text
+    own, _, tuning = report(plan, store, tmp_path)
+    assert "ref: 1 of 6 trials have no outcome; the choice rests on the others." in tuning
+    assert "other is " in own
 
 
 def test_the_grid_has_no_cell_for_a_run_that_is_not_needed(done):
@@ -132,32 +128,3 @@ def test_the_grid_has_no_cell_for_a_run_that_is_not_needed(done):
     assert shown.count("✓") == 12 + 15 and "·" not in shown
     expected = estimate(StudyRuns(plan, store))
     assert len(expected.runs) == len(expected.done) == 27
-
-
-def test_the_estimate_is_that_of_the_worst_case(tmp_path):
-    """Before any trial: 12 trials, and 3 fresh runs of `ref` and 6 of `other`."""
-    assert len(estimate(StudyRuns(tuned_plan(TOPS), RunStore(tmp_path))).runs) == 12 + 9
-
-
-def test_the_sensitivity_picture(done):
-    plan, store = done
-    found = split(plan, planned_runs(plan, store))
-    (picture,) = sensitivity(found)
-    assert picture.file == "sensitivity.png"
-    assert Image.open(io.BytesIO(picture.png)).width > 600
-    assert sensitivity(found)[0].png == picture.png  # reproducible
-    assert sensitivity(split(plan, planned_runs(plan, RunStore(store.path / "none")))) == []
-
-
-def test_a_factorial_study_can_be_tuned(tmp_path):
-    """Cells × values; both answers are about the effects."""
-    design = read_design({"scale": ["group", "none"], "norm": ["mean", "constant"]}, "1", "study")
-    tops = {"group--mean": [0.4, 0.7], "group--constant": [0.41, 0.71],
-            "none--mean": [0.69, 0.2], "none--constant": [0.701, 0.21]}  # fmt: skip
-    plan = replace(tuned_plan(tops), design=design)
-    store = RunStore(tmp_path / "runs")
-    do_all(plan, store)
-    text = report(plan, store, tmp_path)
-    own, _, rest = text.partition("## Answer at the reference's lr")
-    assert "scale: on average none is not distinguishable from group" in own
-    assert "scale: on average none is worse than group" in rest.partition("## Tuning")[0]

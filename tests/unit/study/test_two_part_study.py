@@ -1,13 +1,13 @@
 """A study in two parts: its file, its runs look by look after tuning, and its report."""
 
-import dataclasses
-import json
+from dataclasses import replace
 
 import pytest
 
 from tests.support.synthetic_study import METRIC, flat_run, learning_rows, make_plan, write_run
 from tests.support.tuned_study import tuned_plan
 from trl_ablate import ConfigurationError
+from trl_ablate.run.json_files import read_object
 from trl_ablate.study.definition import load_study
 from trl_ablate.study.outline import power_lines
 from trl_ablate.study.planned import Plan
@@ -57,16 +57,6 @@ def test_what_is_refused(write, old, new, complaint):
         resolve_plan(load_study(write(STUDY.replace(old, new))), to_run=True)
 
 
-def two_part_plan() -> Plan:
-    """Four arms with two candidates each, of which the second is better; looks at 8 and 16."""
-    tops = {arm: [top - 0.3, top] for arm, top in TOPS.items()}
-    plan, more = (tuned_plan(tops, seeds=range(number)) for number in (16, 32))
-    return dataclasses.replace(
-        plan, arms=(*more.arms[:2], *plan.arms[2:]), judge="two_part", looks=(8, 16),
-        equivalence_margin=0.05, expect={"worse": -0.2, "alike": 0.0, "fails": "fails"},
-    )  # fmt: skip
-
-
 def do(plan: Plan, store: RunStore, run_ids) -> None:
     for number, arm in enumerate(plan.arms):
         for run in arm.runs:
@@ -77,8 +67,17 @@ def do(plan: Plan, store: RunStore, run_ids) -> None:
                 write_run(store, run, arm.declared, rows)
 
 
+def reported(plan: Plan, store: RunStore, out):
+    report_study(plan, store, out / "study.yaml", out)
+    return read_object(out / "report.json")["arms"]
+
+
 def test_a_study_is_tuned_and_then_decided_look_by_look(tmp_path):
-    plan, store = two_part_plan(), RunStore(tmp_path / "runs")
+    """Four arms with two candidates each, of which the second is better; looks at 8 and 16."""
+    tops = {arm: [top - 0.3, top] for arm, top in TOPS.items()}
+    plan, more = (tuned_plan(tops, seeds=range(number)) for number in (16, 32))
+    arms, store = (*more.arms[:2], *plan.arms[2:]), RunStore(tmp_path / "runs")
+    plan = replace(plan, arms=arms, judge="two_part", looks=(8, 16), equivalence_margin=0.05)
     trials, passes, looks = StudyRuns(plan, store).of_pass(True), [], []
     late = [arm.runs[n].id for arm in plan.arms if "alike" in arm.name for n in range(2)]
     without = StudyRuns(plan, RunStore(tmp_path / "failed"))
@@ -97,45 +96,38 @@ def test_a_study_is_tuned_and_then_decided_look_by_look(tmp_path):
     # 2 trials of 8 candidates, of which one is late; 8 runs of three arms and 16 of the pool; then
     # 8 and 16 more
     assert len(trials) == 16 and passes == [1, 40, 24]
-    report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
-    found = json.loads((tmp_path / "out/report.json").read_text())["arms"]
+    found = reported(plan, store, tmp_path)
     assert {name: arm["verdict"] for name, arm in found.items()} == {
         "worse": "worse", "alike": "equivalent", "fails": "fails more often"
     }  # fmt: skip
     assert found["fails"]["successes"] == [[8, 16], [32, 32]]
     assert found["alike"]["p_equivalent"] < 0.05 / 3 < found["alike"]["p_difference"]
-    report = (tmp_path / "out/REPORT.md").read_text()
-    assert "8 of 16 runs succeed, 32 of 32 of grpo" in report
-    assert "| fails | 16 finished | 8 of 16" in report and "(differences.png)" in report
 
 
 def test_a_report_between_looks_has_the_verdicts_of_the_run(tmp_path):
     """The first look takes 16 of the 64 runs of the reference; no run of an arm succeeds."""
     arms = {"grpo": {"top": 0.8}, "one": {"top": 0.1}, "two": {"top": 0.11}}
     plan, more = (make_plan(arms, range(number), looks=(8, 16, 32)) for number in (32, 64))
-    plan = dataclasses.replace(plan, arms=(*more.arms[:1], *plan.arms[1:]), judge="two_part")
+    plan = replace(plan, arms=(*more.arms[:1], *plan.arms[1:]), judge="two_part")
     store = RunStore(tmp_path / "runs")
     do(plan, store, StudyRuns(plan, store).of_pass(True))
     assert StudyRuns(plan, store).of_pass(True) == []
-    report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
-    found = json.loads((tmp_path / "out/report.json").read_text())["arms"]
+    found = reported(plan, store, tmp_path)
     assert {arm["verdict"] for arm in found.values()} == {"fails more often"}
     assert found["one"]["successes"] == [[0, 8], [16, 16]]
 
 
 def test_the_last_third_and_the_noise_of_its_evaluations():
     run = flat_run("a", 0, [0.0] * 7 + [0.6, 0.8, 1.0, 0.8])
-    found = run.outcome(METRIC)
-    assert found is not None
-    assert found.last_third == pytest.approx((0.6 / 2 + 0.8 + 1.0 + 0.8 / 2) / 3)  # steps 7 to 10
-    run.series[f"{METRIC}_stderr"] = dataclasses.replace(
-        run.series[METRIC], values=[0.5] * 7 + [0.02] * 4
-    )
+    # steps 7 to 10
+    assert run.outcome(METRIC).last_third == pytest.approx((0.6 / 2 + 0.8 + 1.0 + 0.8 / 2) / 3)
+    errors = replace(run.series[METRIC], values=[0.5] * 7 + [0.02] * 4)
+    run.series[f"{METRIC}_stderr"] = errors
     assert run.noise(METRIC, "last_third") == pytest.approx(0.02 / 2)
     assert run.noise(METRIC, "final") == 0.02
     stopped = flat_run("a", 0, [0.0, 0.5, 0.4])
     stopped.planned_steps = 9.0
-    assert (stopped.outcome(METRIC) or found).last_third == pytest.approx(0.4)
+    assert stopped.outcome(METRIC).last_third == pytest.approx(0.4)
 
 
 def test_a_base_is_needed_for_a_gain():
@@ -145,7 +137,7 @@ def test_a_base_is_needed_for_a_gain():
     with pytest.raises(ConfigurationError, match="no eval_reward at step 0"):
         analyse(runs, METRIC, judge="two_part")
     found = analyse(runs, METRIC, judge="two_part", threshold=0.4).decisive["b"]
-    assert found.two_part is not None and found.two_part.threshold == 0.4
+    assert found.two_part.threshold == 0.4
 
 
 @pytest.mark.parametrize(
@@ -156,12 +148,9 @@ def test_a_base_is_needed_for_a_gain():
         (0.02, Verdict.EQUIVALENT, "yes"),
         (0.05, Verdict.NOT_DECIDED, "open"),
         ("fails", Verdict.FAILS_MORE, "yes"),
-        ("equal", Verdict.FAILS_MORE, "no"),
-        ("worse", Verdict.FAILS_MORE, "yes"),
         (-0.05, Verdict.FAILS_MORE, "yes"),
         (0.05, Verdict.FAILS_MORE, "no"),
         ("collapse", Verdict.UNDECIDED, "open"),
-        ("collapse", Verdict.TOO_FEW, "open"),
         ("collapse", Verdict.SAME, "no"),
     ],
 )

@@ -6,15 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tests.support.synthetic_study import METRIC, learning_rows, make_plan, write_run
+from tests.support.synthetic_study import METRIC, flat_run
 from trl_ablate.cli.main import main
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.run.json_files import write_json
 from trl_ablate.study.report.analysis import analyse
-from trl_ablate.study.report.curves import planned_runs
-from trl_ablate.study.report.making import report_study
 from trl_ablate.study.report.xray_outcomes import (
-    TITLE,
     Pair,
     correlation,
     markdown,
@@ -46,12 +42,10 @@ def test_pairs_and_their_rank_correlation(files):
     assert set(pairs) == {"same", "turned", "across", "against"}
     assert pairs["across"].distance == pytest.approx(0.9)
     assert pairs["across"].difference == pytest.approx(-0.14)
-    assert pairs["across"].outcome == pytest.approx(0.14)
     assert (pairs["against"].collapsed, pairs["same"].runs) == (2, 2)
     # outcomes 0.01, 0.07, 0.14, 0.70 in the order of the distances
     found = correlation(list(pairs.values()))
-    assert found.mean == pytest.approx(1)
-    assert found.low <= found.mean == found.high
+    assert found.mean == pytest.approx(1) == pytest.approx(found.high) and found.low <= found.mean
     assert correlation(list(pairs.values())[:3]) is None
 
 
@@ -61,6 +55,9 @@ def test_an_outcome_is_against_the_arm_that_the_gradient_is_compared_with(files)
     pairs = {pair.arm: pair for pair in pairs_of(*files)}
     assert pairs["across"].difference == pytest.approx(0.71 - 0.92)
     assert pairs["turned"].difference == pytest.approx(0.92 - 0.85)
+    files[1].write_text("arm,final_eval_reward,collapsed_at\nsame,0.8,\n")
+    with pytest.raises(ConfigurationError, match="has no finished run of 'grpo'"):
+        pairs_of(*files)
 
 
 @pytest.mark.slow
@@ -70,12 +67,6 @@ def test_the_command(files, tmp_path, capsys):
     assert "Rank correlation of distance and outcome over 4 arms: +1.00" in capsys.readouterr().out
     assert (tmp_path / "out" / "OUTCOMES.md").read_text() == markdown(pairs_of(*files))
     assert (tmp_path / "out" / "outcomes.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_outcomes_without_the_reference_are_refused(files):
-    files[1].write_text("arm,final_eval_reward,collapsed_at\nsame,0.8,\n")
-    with pytest.raises(ConfigurationError, match="has no finished run of 'grpo'"):
-        pairs_of(*files)
 
 
 def test_the_correlation_and_its_bootstrap_are_those_of_scipy():
@@ -91,59 +82,37 @@ def test_the_correlation_and_its_bootstrap_are_those_of_scipy():
     assert (found.mean, found.low, found.high) == pytest.approx((whole, low, high))
 
 
-ARMS = {"grpo": {"top": 0.8}, "std_dev_off": {"top": 0.81}, "no_baseline": {"top": 0.2}}
-
-
-def entry(verdict, cosine, **more):
-    return {"checkpoint": "base", "verdict": verdict, "cosine_mean": cosine, "norm_ratio": 0.5,
-            **more}  # fmt: skip
-
-
-def a_study(tmp_path, against=None):
-    plan, store = make_plan(ARMS), RunStore(tmp_path / "runs")
-    for arm in plan.arms:
-        for run in arm.runs:
-            write_run(store, run, ARMS[arm.name], learning_rows(run.seed, **ARMS[arm.name]))
-    return plan, store, analyse(planned_runs(plan, store), METRIC, "final", against)
-
-
-def write_xray(store, plan, against=None):
+@pytest.mark.parametrize(
+    ("of_runs", "of_xray", "label", "said"),
+    [
+        ({}, {}, "no_baseline", "worse: 0.210 against 0.810"),
+        ({"no_baseline": "std_dev_off"}, {}, "no_baseline", "0.210 against 0.810 (not tested)"),
+        ({"no_baseline": "std_dev_off"}, {"no_baseline": "std_dev_off"},
+         "no_baseline (against std_dev_off)", "worse: 0.210 against 0.860"),
+    ],
+)  # fmt: skip
+def test_the_section_sets_the_xray_beside_the_runs(tmp_path, of_runs, of_xray, label, said):
+    """A verdict of the runs is on the same two arms; another difference is not tested."""
+    ends = {"grpo": 0.8, "std_dev_off": 0.85, "no_baseline": 0.2}
+    runs = [flat_run(arm, seed, [0.1, end + 0.01 * seed]) for arm, end in ends.items()
+            for seed in range(3)]  # fmt: skip
+    analysis, store = analyse(runs, METRIC, "final", of_runs), RunStore(tmp_path)
+    assert not xray_section(store, "made_up", analysis).blocks
+    point = {"checkpoint": "base", "norm_ratio": 0.5}
+    against = {"verdict": "other direction, against", "cosine_mean": -0.27, "drift": 8}
     arms = {
-        "grpo": [entry("reference", 1.0)],
-        "std_dev_off": [entry("only rescales", 0.997)],
-        "no_baseline": [entry("other direction, against", -0.27, drift=8)],
+        "grpo": [point | {"verdict": "reference", "cosine_mean": 1.0}],
+        "std_dev_off": [point | {"verdict": "only rescales", "cosine_mean": 0.997}],
+        "no_baseline": [point | against],
     }
-    folder = xray_folder(store, plan.study)
-    folder.mkdir(parents=True, exist_ok=True)
     skipped = {"group_size_16": "generates differently: num_generations is 16, not 8"}
-    write_json(folder / "xray.json", {"reference": "grpo", "against": against or {}, "arms": arms,
-                                      "skipped": skipped})  # fmt: skip
-
-
-def test_it_sets_the_xray_beside_the_runs(tmp_path):
-    plan, store, analysis = a_study(tmp_path)
-    assert not xray_section(store, plan.study, analysis).blocks
-    write_xray(store, plan)
-    section = xray_section(store, plan.study, analysis)
-    rows = section.blocks[0].rows
-    assert [row[:4] for row in rows] == [
-        ["std_dev_off", "base", "only rescales", "0.997"],
-        ["no_baseline", "base + 8 steps", "other direction, against", "−0.270"],
-        ["group_size_16", "", "out of reach: it generates differently: num_generations is 16, "
-         "not 8", ""],
-    ]  # fmt: skip
-    means = {arm.name: arm.intervals["final"].mean for arm in analysis.arms}
-    assert rows[0][5] == f"better: {means['std_dev_off']:.3f} against " + (f"{means['grpo']:.3f}")
-    assert rows[1][5].startswith("worse: 0.")
-    report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
-    assert f"## {TITLE}" in (tmp_path / "out" / "REPORT.md").read_text()
-
-
-def test_another_reference_in_the_study_is_not_tested(tmp_path):
-    plan, store, analysis = a_study(tmp_path, {"no_baseline": "std_dev_off"})
-    write_xray(store, plan)
-    assert xray_section(store, plan.study, analysis).blocks[0].rows[1][5].endswith("(not tested)")
-    write_xray(store, plan, {"no_baseline": "std_dev_off"})
-    row = xray_section(store, plan.study, analysis).blocks[0].rows[1]
-    assert row[0] == "no_baseline (against std_dev_off)"
-    assert row[5].startswith("worse: 0.")
+    file = xray_folder(store, "made_up") / "xray.json"
+    file.parent.mkdir(parents=True)
+    found = {"reference": "grpo", "against": of_xray, "arms": arms, "skipped": skipped}
+    file.write_text(json.dumps(found))
+    outside = "out of reach: it generates differently: num_generations is 16, not 8"
+    assert xray_section(store, "made_up", analysis).blocks[0].rows == [
+        ["std_dev_off", "base", "only rescales", "0.997", "0.500", "better: 0.860 against 0.810"],
+        [label, "base + 8 steps", "other direction, against", "−0.270", "0.500", said],
+        ["group_size_16", "", outside, "", "", ""],
+    ]
