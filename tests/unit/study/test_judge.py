@@ -76,40 +76,36 @@ def test_every_form_has_the_same_curves(form, tmp_path):
 
 
 A_AND_B = {("a", 0): 0.5, ("a", 1): 0.54, ("b", 0): 0.6, ("b", 3): 0.1}
+FIRST, SEEDS, UNSEEDED = {("a", 0): 0.5}, {("a", 0): 0.5, ("a", 1): 0.1}, {("a", None): 0.5}
 BY_SEED = "a,0.5,0.54,\nb,0.6,,0.1"
 WANDB = "Name,State,train/global_step,train/train_runtime,eval/reward\n"
-OF_ARM = "arm,seed,metric,step,value\n"
-NULLS = '{"arm": "a", "step": 5, "x": 1, "%s": null}\n{"arm": "a", "step": %s, "x": null, "%s": %s}'
+NAMED = "Name,State,run_name,seed,train/global_step,eval/reward\n"
+NULLS = (
+    '{"arm": "a", "step": 5, "x": 0.5, "%s": null}\n{"arm": "a", "step": %s, "x": null, "%s": %s}'
+)
 ENDS = {
-    "columns": ("x.csv", "arm,seed,accuracy,questions\na,0,0.5,9\na,1,0.54,9\nb,0,0.6,9\nb,3,0.1,9",
-                A_AND_B),
-    "by seed": ("x.csv", f"method,seed0,seed_1,s3\n{BY_SEED}", A_AND_B),
-    "by seed and metric": ("x.csv", f"Name,acc_seed0,acc_seed1,acc_seed3\n{BY_SEED}", A_AND_B),
-    "a metric's name beside": ("x.csv", "Method,Metric,seed0,seed1\na,x,0.5,0.1\n",
-                               {("a", 0): 0.5, ("a", 1): 0.1}),
-    "long": ("x.csv", "arm,seed,Metric,Value\na,0,accuracy,0.5\na,0,length,40\n", {("a", 0): 0.5}),
-    "names": ("x.csv", "name,x\na,0.5\na-seed0,0.1\n", {("a", None): 0.5, ("a", 0): 0.1}),
-    "runs of W&B": ("x.csv", "Name,State,run_name,seed,train/global_step,eval/reward\n"
-                    "a,finished,,0,100,0.5\na,finished,,1,101,0.1", {("a", 0): 0.5, ("a", 1): 0.1}),
-    "totals of W&B": ("x.csv", f"{WANDB}a-s0,finished,9,60,0.5\na-s1,crashed,4,,0.1\n",
-                      {("a", 0): 0.5, ("a", 1): 0.1}),
-    "history of W&B": ("x.csv", "Name,State,_step,x\na,ok,0,0.1\na,ok,5,0.5", {("a", None): 0.5}),
-    "empty lines": ("x.csv", f"{OF_ARM}a,0,x,1,0.1\n\na,0,x,2,0.5\n\n", {("a", 0): 0.5}),
-    "TensorBoard": ("run-a-s0-tag-x.csv", "Wall time,Step,Value\n7,1,0.1\n\n8,2,0.5\n\n",
-                    {("a", 0): 0.5}),
-    "objects": ("x.jsonl", '{"name": "a-s0", "x": 1}\n{"name": "a-s1", "x": 2}',
-                {("a", 0): 1, ("a", 1): 2}),
-    "cut off": ("x.jsonl", '{"arm": "a", "step": 1, "x": 1}\n{"arm": "a", "step": 2, "x"',
-                {("a", None): 1}),
-    "nulls": ("x.jsonl", NULLS % ("loss", 5, "loss", '"nan"'), {("a", None): 1}),
-    "total": ("x.jsonl", NULLS % ("train_runtime", 6, "train_runtime", 60), {("a", None): 1}),
-}  # fmt: skip
+    "columns": ("arm,seed,accuracy,n\na,0,0.5,9\na,1,0.54,9\nb,0,0.6,9\nb,3,0.1,9", A_AND_B),
+    "by seed": (f"method,seed0,seed_1,s3\n{BY_SEED}", A_AND_B),
+    "by seed and metric": (f"Name,acc_seed0,acc_seed1,acc_seed3\n{BY_SEED}", A_AND_B),
+    "a metric's name beside": ("Method,Metric,seed0,seed1\na,x,0.5,0.1\n", SEEDS),
+    "long": ("arm,seed,Metric,Value\na,0,accuracy,0.5\na,0,length,40\n", FIRST),
+    "long, empty lines": ("arm,seed,metric,step,value\na,0,x,1,0.1\n\na,0,x,2,0.5\n\n", FIRST),
+    "names": ("name,x\na,0.5\na-seed1,0.1\n", UNSEEDED | {("a", 1): 0.1}),
+    "runs of W&B": (f"{NAMED}a,finished,,0,100,0.5\na,finished,,1,101,0.1", SEEDS),
+    "totals of W&B": (f"{WANDB}a-s0,finished,9,60,0.5\na-s1,crashed,4,,0.1\n", SEEDS),
+    "history of W&B": ("Name,State,_step,x\na,ok,0,0.1\na,ok,5,0.5", UNSEEDED),
+    "run-a-s0-tag-x.csv": ("Wall time,Step,Value\n7,1,0.1\n\n8,2,0.5\n\n", FIRST),  # TensorBoard
+    "objects.jsonl": ('{"name": "a-s0", "x": 0.5}\n{"name": "a-s1", "x": 0.1}', SEEDS),
+    "cut off.jsonl": ('{"arm": "a", "step": 1, "x": 0.5}\n{"arm": "a", "step": 2, "x"', UNSEEDED),
+    "nulls.jsonl": (NULLS % ("loss", 5, "loss", '"nan"'), UNSEEDED),
+    "total.jsonl": (NULLS % ("train_runtime", 6, "train_runtime", 60), UNSEEDED),
+}
 
 
 @pytest.mark.parametrize("form", ENDS)
 def test_no_final_value_is_lost(form, tmp_path):
-    name, text, found = ENDS[form]
-    runs = read_runs([written(tmp_path, {name: text})])
+    text, found = ENDS[form]
+    runs = read_runs([written(tmp_path, {form if "." in form else "x.csv": text})])
     (metric,) = {"eval_reward", "accuracy", "x", "value"} & {*runs[0].series}
     assert {(run.arm, run.seed): run.series[metric].values[-1] for run in runs} == found
 

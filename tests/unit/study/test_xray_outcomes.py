@@ -10,13 +10,7 @@ from tests.support.synthetic_study import METRIC, flat_run
 from trl_ablate.cli.main import main
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.report.analysis import analyse
-from trl_ablate.study.report.xray_outcomes import (
-    Pair,
-    correlation,
-    markdown,
-    pairs_of,
-    xray_section,
-)
+from trl_ablate.study.report.xray_outcomes import Pair, correlation, pairs_of, xray_section
 from trl_ablate.study.store import RunStore
 from trl_ablate.study.xray_file import xray_folder
 
@@ -65,7 +59,8 @@ def test_the_command(files, tmp_path, capsys):
     word = f"{files[0]}={files[1]}"
     assert main(["xray", "--outcomes", word, "--output", str(tmp_path / "out")]) == 0
     assert "Rank correlation of distance and outcome over 4 arms: +1.00" in capsys.readouterr().out
-    assert (tmp_path / "out" / "OUTCOMES.md").read_text() == markdown(pairs_of(*files))
+    page = (tmp_path / "out" / "OUTCOMES.md").read_text()
+    assert "| against | x | 1.3000 | -0.700 | 2 | 2 |" in page
     assert (tmp_path / "out" / "outcomes.png").read_bytes().startswith(b"\x89PNG")
 
 
