@@ -217,28 +217,23 @@ def test_what_has_no_runs_yet_is_named(written):
         written([of_worlds | {"cells": {"x": ["b", "c"]}}], found)
 
 
-def test_an_x_ray_at_two_points_and_its_scatter(written, tmp_path):
-    def point(verdict, cosine, drift=0, steps=1):
-        return {"checkpoint": "base", "drift": drift, "verdict": verdict, "cosine_mean": cosine,
-                "optimizer_steps": steps}  # fmt: skip
+def test_an_x_ray_counts_where_it_compares_the_same_arms_as_the_runs(written, tmp_path):
+    def point(verdict, cosine):
+        return {"checkpoint": "base", "verdict": verdict, "cosine_mean": cosine}
 
     xrays = {
         "grpo": [point("reference", 1.0)],
-        "a": [point("inert", 1.0), point("reweights length, noisier", 0.8, drift=8)],
+        "a": [point("inert", 1.0), point("reweights length, noisier", 0.8)],
         "b": [point("other direction", 0.1)],
-        "c": [point("only rescales", 1.0, steps=4)],
-        "d": [point("only rescales", 1.0)],
+        "c": [point("only rescales", 1.0)],
     }
-    against = {"a": "grpo", "b": "x", "c": "grpo", "d": "grpo"}
-    write_json(tmp_path / "one" / "xray.json", {"arms": xrays, "against": against})
-    arms = {"a": arm("worse", -0.3), "b": arm("better"), "c": arm("worse"), "d": arm("equivalent")}
+    found = {"arms": xrays, "against": {"a": "grpo", "b": "x", "c": "grpo"}}
+    write_json(tmp_path / "one" / "xray.json", found)
+    arms = {"a": arm("worse", -0.3), "b": arm("better"), "c": arm("equivalent")}
     page = written([asked(arms={name: name for name in arms})], {"one": report(arms)})
     text = section(page["FINDINGS.md"], "X-ray and outcomes")
-    for row in ("reweights | 1 | 0 | 0", "only rescales | 0 | 1 | 0",
-                "another number of optimizer steps per batch | 1 | 0 | 0"):  # fmt: skip
-        assert f"| {row} |" in text
-    assert "other direction" not in text  # the X-ray compares b with x, the runs with grpo
-    assert "over 3 arms: too few" in text and "(xray.png)" in text
+    assert "| reweights | 1 | 0 | 0 |\n| only rescales | 0 | 1 | 0 |\n\n" in text
+    assert "over 2 arms: too few" in text and "(xray.png)" in text
     assert main([str(tmp_path / "findings.yaml")]) == 0
     assert (tmp_path / "xray.png").read_bytes().startswith(b"\x89PNG")
 

@@ -32,13 +32,10 @@ def test_a_point_is_the_mean_of_six_steps_by_the_number_of_answers():
     assert trajectory(ROWS, "terse") == [pytest.approx((30.0, 0.8))] * 2
     assert trajectory([row(1, 0.001)], "direct") == []  # a style that has vanished
     assert styles_of(ROWS) == ["direct", "terse"]  # the shortest first
-
-
-def test_without_styles_all_answers_are_one():
-    rows = [{"grpo_step": 1.0, "completions/mean_length": 20.0, "reward": 2.5}, {"eval_reward": 1}]
-    assert trajectory(with_styles(rows), "all answers") == [(20.0, 2.5)]
     assert with_styles(ROWS) is ROWS
-    assert draw_mechanism({"$_$": rows}).startswith(b"\x89PNG")
+    bare = [{"grpo_step": 1.0, "completions/mean_length": 20.0, "reward": 2.5}, {"eval_reward": 1}]
+    assert trajectory(with_styles(bare), "all answers") == [(20.0, 2.5)]
+    assert draw_mechanism({"$_$": bare}).startswith(b"\x89PNG")
 
 
 def runs_in(folder, monkeypatch, **rows_of):

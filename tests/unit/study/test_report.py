@@ -149,13 +149,17 @@ STUDIES = SHIPPED / "studies"
     ],
 )
 def test_a_committed_report_comes_out_of_its_committed_runs(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(making, "draw_curves", lambda *given: b"")  # most of the time
+    """Byte by byte, but for the number of settings, which grows with the package."""
+    monkeypatch.setattr(making, "draw_curves", lambda *given: b"")  # drawing takes longest
     file = STUDIES / name / "study.yaml"
     plan, store = resolve_plan(load_study(file)), RunStore(tmp_path / "runs")
     restore(StudyRuns(plan, store), beside(file))
     report_study(plan, store, file, tmp_path)
-    committed = (STUDIES / name / "REPORT.md").read_text(encoding="utf-8")
-    assert (tmp_path / "REPORT.md").read_text(encoding="utf-8") == committed
+    made, committed = (
+        re.sub(r"all \d+ settings", "all settings", (folder / "REPORT.md").read_text("utf-8"))
+        for folder in (tmp_path, file.parent)
+    )
+    assert made == committed
 
 
 def test_a_report_of_nothing_says_so(tmp_path):

@@ -98,20 +98,17 @@ def test_of_trials_the_evaluations_are_kept(done, tmp_path):
         assert any(evaluated) and (all(evaluated) == (run_id in trials))
 
 
-def test_a_report_between_trials_names_what_is_open(tmp_path):
+def test_doubts_about_a_choice_are_named(tmp_path):
+    """After five of twelve trials, and at the end, of which one trial has failed."""
     plan, store = tuned_plan(TOPS), RunStore(tmp_path / "runs")
     # before any trial the estimate is that of the worst case: 3 fresh runs of `ref`, 6 of `other`
     assert len(estimate(StudyRuns(plan, store)).runs) == 12 + 9
-    do(plan, store, next_runs(plan, {})[:5])
+    trials = next_runs(plan, {})
+    do(plan, store, trials[:5])
     own, shared, tuning = report(plan, store, tmp_path)
     assert "Each arm at its own best lr (ref not known yet, other not known yet)" in own
     assert "ref: tuning is not complete, 3 of 6 trials have an outcome" in tuning and not shared
-
-
-def test_a_failed_trial_is_named(tmp_path):
-    plan, store = tuned_plan(TOPS), RunStore(tmp_path / "runs")
-    trials = next_runs(plan, {})
-    do(plan, store, trials)
+    do(plan, store, trials[5:])
     store.directory(trials[0].id).update(status="failed", reason="it died")
     do(plan, store, StudyRuns(plan, store).next)
     own, _, tuning = report(plan, store, tmp_path)
