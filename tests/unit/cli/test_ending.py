@@ -39,8 +39,10 @@ FULL = OSError(errno.ENOSPC, "No space left on device", "runs/a/metrics.jsonl")
         (OSError(errno.EIO, "Broken disk", "runs/a"), 1, "error: runs/a: Broken disk"),
     ],
 )  # fmt: skip
-def test_every_error_has_its_code(capsys, error, code, sentence):
+def test_every_error_has_its_code_and_an_unknown_one_its_traceback(capsys, error, code, sentence):
     assert ending(capsys, error) == (code, f"{sentence}\n")
+    with pytest.raises(ZeroDivisionError):
+        ending(capsys, ZeroDivisionError("division by zero"))
 
 
 @pytest.mark.parametrize(
@@ -51,27 +53,19 @@ def test_training_is_told_how_to_continue(capsys, error, code, place):
     assert ended == code and "--resume" in said and place in said
 
 
-def test_an_unknown_error_keeps_its_traceback(capsys):
-    with pytest.raises(ZeroDivisionError):
-        ending(capsys, ZeroDivisionError("division by zero"))
-
-
 @pytest.mark.parametrize(
     ("work", "wrong", "remedy"),
     [
         (lambda at: (at / "file/runs").mkdir(), "file/runs", "must be a folder; choose another"),
-        (lambda at: (at / ("x" * 300)).mkdir(), "xxx", "file system; choose a shorter one"),
         (lambda at: (at / "absent.csv").read_text(), "absent.csv", "does not exist; check the"),
         (lambda at: (at / "dangling").read_text(), "is a symbolic link to", "remove the link"),
-        (lambda at: (at / "loop").read_text(), "loop", "leads back to itself; remove it"),
         (lambda at: at.read_text(), "is a folder", "but must be a file; choose another path"),
         (lambda at: (at / "out").write_text("caf\udce9", "utf-8"), r"caf\udce9", "are not UTF-8"),
     ],
 )
 def test_a_path_that_cannot_be_used_is_one_sentence(capsys, tmp_path, work, wrong, remedy):
     (tmp_path / "file").write_text("")
-    for link, target in {"dangling": "gone", "loop": "loop"}.items():
-        (tmp_path / link).symlink_to(tmp_path / target)
+    (tmp_path / "dangling").symlink_to(tmp_path / "gone")
     code = exit_code_of(lambda: work(tmp_path) or 0, stopped="")
     said = capsys.readouterr().err
     assert code == 2 and wrong in said and remedy in said
@@ -106,11 +100,14 @@ sys.exit(exit_code_of(work, stopped=""))
 """
 
 
+def printing(folder, stdout) -> subprocess.Popen:
+    words = [sys.executable, "-c", LINES, str(folder / "end")]
+    return subprocess.Popen(words, stdout=stdout, stderr=subprocess.PIPE, text=True)
+
+
 def test_a_command_whose_reader_leaves_continues_to_its_end(tmp_path):
     """As `trl-ablate … | head -1`."""
-    words = [sys.executable, "-c", LINES, str(tmp_path / "end")]
-    piped = subprocess.PIPE
-    process = subprocess.Popen(words, stdout=piped, stderr=piped, text=True)
+    process = printing(tmp_path, subprocess.PIPE)
     assert process.stdout and process.stderr
     assert process.stdout.readline().startswith("line 0")
     process.stdout.close()
@@ -121,9 +118,7 @@ def test_a_command_whose_reader_leaves_continues_to_its_end(tmp_path):
 
 def test_a_full_disk_behind_standard_output_is_one_sentence(tmp_path):
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", LINES, str(tmp_path / "end")],
-            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
-        )  # fmt: skip
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: the disk is full") and done.stderr.count("\n") == 1
+        process = printing(tmp_path, full)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert said.startswith("error: the disk is full") and said.count("\n") == 1

@@ -11,14 +11,13 @@ from trl_ablate.cli.imports import Later, put_off
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """The name of a package that is put off, and its file; it has a submodule."""
+    """The name of a package that is put off, and its file; it has the part `part`."""
     file = tmp_path / "put_off_package" / "__init__.py"
     file.parent.mkdir()
     file.write_text("value = 1\ndef change():\n    global value\n    value = 7\n")
-    (file.parent / "part.py").write_text("from put_off_package import value\ndouble = 2 * value\n")
-    (file.parent / "other.py").write_text("")
+    (file.parent / "part.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    put_off((file.parent.name,))
+    put_off((file.parent.name, "json", "no_such_module"))
     yield file.parent.name, file
     for name in [name for name in sys.modules if name.startswith(file.parent.name)]:
         del sys.modules[name]
@@ -27,6 +26,7 @@ def package(tmp_path, monkeypatch):
 def test_a_module_is_imported_when_it_is_used_and_stays_the_same_object(package):
     """trackio sets its config when a run begins, and transformers reads it from the module."""
     held = sys.modules[package[0]]
+    assert sys.modules["json"] is json and "no_such_module" not in sys.modules
     assert isinstance(held, Later) and not hasattr(held, "__wrapped__") and held.__file__
     assert "value" not in vars(held)
     held.change()
@@ -46,17 +46,9 @@ def test_a_module_that_cannot_be_imported_fails_each_time(package):
 
 def test_a_part_that_is_imported_alone_comes_with_the_whole_package(package):
     """transformers imports only the optimizers of bitsandbytes, which registers their kernels."""
-    import put_off_package.other  # pyright: ignore[reportMissingImports]
+    import put_off_package.part  # pyright: ignore[reportMissingImports]
 
     assert vars(put_off_package)["value"] == 1
-
-
-def test_a_submodule_comes_first_and_what_is_there_or_missing_is_left_alone(package):
-    from put_off_package.part import double  # pyright: ignore[reportMissingImports]
-
-    assert double == 2
-    put_off(("json", "no_such_module"))
-    assert sys.modules["json"] is json and "no_such_module" not in sys.modules
 
 
 @pytest.mark.slow

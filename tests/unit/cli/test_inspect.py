@@ -1,4 +1,4 @@
-"""`trl-ablate inspect` on the logs of two stock TRL runs, in every form that it reads.
+"""`trl-ablate inspect` on the logs of two stock TRL runs; `test_judge` has more forms of logs.
 
 `tests/support/stock_logs.py` made the logs: one run learns, one collapses after three steps.
 """
@@ -40,25 +40,19 @@ def as_jsonl(rows, folder):
 
 def as_trackio(rows, folder):
     """The table of trackio 0.43, with the names that its callback gives."""
-    with sqlite3.connect(folder / "project.db") as database:
-        database.execute("CREATE TABLE metrics (id INTEGER PRIMARY KEY, run_name, step, metrics)")
     written = [{"train/global_step" if name == "step" else f"train/{name}": value
                 for name, value in row.items()} for row in rows] + [{"note": "a"}]  # fmt: skip
     return add_run(folder / "project.db", "one", written)
 
 
 def add_run(project, name, rows):
-    command = "INSERT INTO metrics (run_name, step, metrics) VALUES (?, ?, ?)"
+    calls = ((name, call, json.dumps(row)) for call, row in enumerate(rows, start=7))
     with sqlite3.connect(project) as database:
-        calls = enumerate(map(json.dumps, rows), start=7)
-        database.executemany(command, [(name, call, row) for call, row in calls])
+        columns = "id INTEGER PRIMARY KEY, run_name, step, metrics"
+        database.execute(f"CREATE TABLE IF NOT EXISTS metrics ({columns})")
+        command = "INSERT INTO metrics (run_name, step, metrics) VALUES (?, ?, ?)"
+        database.executemany(command, calls)
     return project
-
-
-def as_table(path, header, rows):
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([header, *rows])
-    return path
 
 
 def as_wandb_table(rows, folder):
@@ -71,15 +65,6 @@ def as_wandb_table(rows, folder):
     return as_table(folder / "history.csv", header, body)
 
 
-def as_wandb_chart(rows, folder):
-    """The export of charts, one metric each, in the same folder."""
-    for name in ("reward", "frac_reward_zero_std"):
-        column = f"one - train/{name}"
-        header = ["train/global_step", column, f"{column}__MIN", f"{column}__MAX"]
-        as_table(folder / f"{name}.csv", header, [[row["step"], row[name], 0, 1] for row in rows])
-    return folder
-
-
 def as_tensorboard(rows, folder):
     for name in ("reward", "frac_reward_zero_std", "completions/mean_length"):
         body = [[1.7e9 + row["step"], row["step"], row[name]] for row in rows]
@@ -88,10 +73,13 @@ def as_tensorboard(rows, folder):
     return folder
 
 
-FORMS = [as_jsonl, as_trackio, as_wandb_table, as_wandb_chart, as_tensorboard]
+def as_table(path, header, rows):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [as_jsonl, as_trackio, as_wandb_table, as_tensorboard])
 def test_every_form_of_a_log_gives_the_same_alerts(form, tmp_path):
     for name, expected in (("healthy", []), ("collapsing", FIRED)):
         assert fired(STOCK / name) == fired(STOCK / name / "trainer_state.json") == expected
@@ -108,21 +96,16 @@ def test_the_command_prints_rules_steps_reasons_and_curves(tmp_path, capsys):
     assert "step 4: reward (warn): reward is 0; its best was 0.141" in shown
     assert "step 21: no_variance (warn): in 20 logged rows no group had any variance" in shown
     assert "not checked: length_spread, because the log has no completions/length_spread" in shown
-    assert "█▁▁▁▁▁▁" in shown
+    assert "█▁▁▁▁▁▁" in shown and "".join(bars([0.0, 1.0, float("nan")])) == "▁█!"
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert main([str(STOCK / "healthy"), "--picture", str(picture)]) == 2
     assert "exists already; give another name, or --overwrite" in capsys.readouterr().err
     assert main([str(STOCK / "healthy"), "--picture", str(picture), "--overwrite"]) == 0
     assert "no rule fired" in capsys.readouterr().out
-
-
-def test_thresholds_are_those_of_the_guard(capsys):
-    words = [str(STOCK / "collapsing"), "--guard_reward=off", "--guard_no_variance_steps", "30"]
-    assert main(words) == 1
+    words = ["--guard_reward=off", "--guard_no_variance_steps", "30"]
+    assert main([str(STOCK / "collapsing"), *words]) == 1
     shown = capsys.readouterr().out
     assert "step 31: no_variance" in shown and "reward (warn)" not in shown
-    assert main([str(STOCK / "healthy"), "--guard_reward_facto", "3"]) == 2
-    assert "did you mean '--guard_reward_factor'" in capsys.readouterr().err
 
 
 def test_the_runs_of_a_project_are_inspected_one_by_one(tmp_path, capsys, monkeypatch):
@@ -139,14 +122,12 @@ def test_the_runs_of_a_project_are_inspected_one_by_one(tmp_path, capsys, monkey
     assert main(["project", "--picture", "x.png"]) == 2
 
 
-@pytest.mark.parametrize("variable", ["HF_HOME", "XDG_CACHE_HOME"])
-def test_a_project_is_where_trackio_has_it(tmp_path, monkeypatch, variable):
+def test_a_project_is_where_trackio_has_it(tmp_path, monkeypatch):
     """In the cache of huggingface_hub, named by its letters and digits."""
-    for name in ("TRACKIO_DIR", "HF_HOME", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv(variable, str(tmp_path))
-    folder = tmp_path / ("trackio" if variable == "HF_HOME" else "huggingface/trackio")
-    folder.mkdir(parents=True)
+    monkeypatch.delenv("TRACKIO_DIR", raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    folder = tmp_path / "trackio"
+    folder.mkdir()
     as_trackio(history("healthy"), folder).rename(folder / "mymodel-2_b.db")
     assert [log.name for log in read_logs("my.model-2_b")] == ["one"]
 
@@ -156,24 +137,17 @@ def test_rewards_that_are_named_as_seeds_are_no_seeds(tmp_path):
     assert fired(as_jsonl([row | named for row in history("collapsing")], tmp_path)) == FIRED
 
 
-@pytest.mark.parametrize("place", ["trainer_state.json", "checkpoint-9/trainer_state.json"])
-def test_a_loss_that_is_nan_is_found(tmp_path, place):
-    rows = history("healthy")[:30]
-    rows[25]["grad_norm"] = float("nan")
-    (tmp_path / place).parent.mkdir(exist_ok=True)
-    (tmp_path / place).write_text(json.dumps({"log_history": rows}))
-    assert fired(tmp_path) == [("nonfinite", 26)]
-
-
 @pytest.mark.parametrize("place", ["guard/metrics.jsonl", "checkpoint-9/trainer_state.json"])
-def test_a_folder_that_is_given_itself_names_its_run(tmp_path, place):
+def test_a_folder_names_its_run_and_a_norm_that_is_nan_is_found(tmp_path, place):
     file = tmp_path / "grpo-s0" / place
     file.parent.mkdir(parents=True)
-    row = {"step": 1, "reward": 1.0}
-    content = json.dumps(row if file.suffix == ".jsonl" else {"log_history": [row]})
-    file.write_text(content + "\n")
+    rows = history("healthy")[:30]
+    rows[25]["grad_norm"] = float("nan")
+    state = json.dumps({"log_history": rows})
+    file.write_text(state if file.suffix == ".json" else "\n".join(map(json.dumps, rows)))
     for path in (tmp_path / "grpo-s0", file.parent, file):
         assert [log.name for log in read_logs(path)] == ["grpo-s0"]
+        assert fired(path) == [("nonfinite", 26)]
 
 
 @pytest.mark.parametrize(
@@ -183,9 +157,7 @@ def test_a_folder_that_is_given_itself_names_its_run(tmp_path, place):
         ("a.json", "{}", "has no log_history"),
         ("a.txt", "x", "is not a log that is known here"),
         ("a.db", "x", "is not a trackio project that can be read"),
-        ("a.csv", "", "is not a CSV file with a header"),
         ("a.csv", "a,b\n1,2\n", "has no column of steps"),
-        ("a.csv", "step,b\nx,2\n", "has a row without a step"),
         ("a.jsonl", "", "has no logged steps"),
     ],
 )
@@ -204,4 +176,3 @@ def test_too_few_steps_are_reported():
         assert {*replay(rows[:count], GuardArguments()).short} == {*short}
     twice = [one for row in rows[:19] for one in (row, {"step": row["step"], "grad_norm": 1.0})]
     assert {"grad_norm", "spike"} <= {*replay(twice, GuardArguments()).short}  # 19 GRPO steps
-    assert "".join(bars([0.0, 1.0, float("nan")])) == "▁█!"

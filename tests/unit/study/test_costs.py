@@ -1,9 +1,11 @@
 """Comparisons at equal cost, learning curves as parameters, and pass@1 against pass@k."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
-from tests.support.synthetic_study import METRIC, learning_rows, make_plan, write_run
+from tests.support.synthetic_study import METRIC, write_study
 from trl_ablate.metrics import GENERATED_TOKENS
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.costs import (
@@ -14,11 +16,9 @@ from trl_ablate.study.report.costs import (
     time_alone,
 )
 from trl_ablate.study.report.curves import Run, Series, planned_runs
-from trl_ablate.study.report.growth import Growth, fit, largest_k, sharpening_table, verdict
+from trl_ablate.study.report.growth import Growth, fit, largest_k, sharpening_table
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.report.pictures import line_of
-from trl_ablate.study.report.stats import Interval
-from trl_ablate.study.store import RunStore
 
 
 def run(arm: str, seed: int, values: list[float], tokens: float, **more) -> Run:
@@ -61,47 +61,40 @@ def test_a_stopped_run_keeps_its_last_value():
 
 
 def test_times_count_only_if_the_machine_was_free():
+    """So do curves that are drawn against time."""
     values = [0.1, 0.5, 0.6, 0.7]
-    runs = [run("a", s, values, 1, record=record(10 * s)) for s in range(3)]
-    runs += [run("b", s, values, 1, record=record(10 * s + 5)) for s in range(3)]
-    cost = time_alone(runs)
-    found = at_equal_cost(analyse(runs, METRIC), cost)["b"]
-    assert found.difference.n == 3 and found.difference.mean == 0.0
-    runs[3].record = record(1)  # beside the first run of the other arm
-    assert at_equal_cost(analyse(runs, METRIC), time_alone(runs))["b"].difference.n == 2
+    runs = [run("a", s, values, 200, record=record(10 * s)) for s in range(3)]
+    runs += [run("b", s, values, 200, record=record(10 * s + 5)) for s in range(3)]
+
+    def pairs() -> int:
+        return at_equal_cost(analyse(runs, METRIC), time_alone(runs))["b"].difference.n
+
+    def axis() -> tuple[str, list[float]]:
+        cost, name = axis_of_cost(runs, METRIC)
+        line = line_of(runs[:3], METRIC, cost=cost)
+        assert line is not None
+        return name, list(line.x)
+
+    assert pairs() == 3 and axis() == ("time", [0, 60, 120, 180])
     runs[3].record = record(1, host="two")
-    assert at_equal_cost(analyse(runs, METRIC), time_alone(runs))["b"].difference.n == 3
-
-
-def test_curves_are_drawn_against_time_only_if_the_machine_was_free():
-    runs = [run("a", s, [0.1, 0.5, 0.7], 200, record=record(10 * s)) for s in range(2)]
-    cost, name = axis_of_cost(runs, METRIC)
-    line = line_of(runs, METRIC, cost=cost)
-    assert name == "time" and line is not None and list(line.x) == [0, 60, 120]
-    runs[1].record = record(1)  # beside the first
-    cost, name = axis_of_cost(runs, METRIC)
-    line = line_of(runs, METRIC, cost=cost)
-    assert name == "generated tokens" and line is not None and list(line.x) == [0, 200, 400]
+    assert pairs() == 3
+    runs[3].record = record(1)  # beside the first run of the other arm
+    assert pairs() == 2 and axis() == ("generated tokens", [0, 200, 400, 600])
     for one in runs:
         del one.series[GENERATED_TOKENS]
-    assert axis_of_cost(runs, METRIC)[1] == "time"  # all that is known
-
-
-def planted(growth: Growth, noise: float = 0.0, seed: int = 0) -> Series:
-    steps = np.arange(0.0, 61.0, 4.0)
-    values = np.concatenate([[growth.start], growth.at(steps[1:])])
-    values += np.random.default_rng(seed).normal(0, noise, len(values)) if noise else 0.0
-    return Series(steps.tolist(), values.tolist())
+    assert axis()[0] == "time"  # all that is known
 
 
 @pytest.mark.parametrize("growth", [Growth(0.05, 0.9, 2.0, 10.0), Growth(0.2, 0.6, 3.0, 30.0)])
 def test_planted_parameters_are_found(growth):
-    found, series = fit(planted(growth)), planted(growth)
+    steps = np.arange(0.0, 61.0, 4.0)
+    values = np.concatenate([[growth.start], growth.at(steps[1:])])
+    found = fit(Series(steps.tolist(), values.tolist()))
     longer = np.linspace(0, 60, 200)  # a long curve is averaged in blocks
-    long = fit(Series(longer.tolist(), np.interp(longer, series.steps, series.values).tolist()))
+    long = fit(Series(longer.tolist(), np.interp(longer, steps, values).tolist()))
     assert found is not None and long is not None
-    assert pytest.approx(found.A, abs=0.03) == long.A
     assert pytest.approx(growth.A, abs=0.02) == found.A
+    assert pytest.approx(found.A, abs=0.03) == long.A
     assert pytest.approx(growth.B, rel=0.15) == found.B
     assert found.C_mid == pytest.approx(growth.C_mid, rel=0.1)
 
@@ -113,41 +106,26 @@ def test_what_has_no_fit():
     assert fit(Series([], [])) is None
 
 
-ARMS = {"grpo": {"top": 0.8}, "able": {"top": 0.7}, "narrow": {"top": 0.6}}
-RISES = {"grpo": (0.4, 0.0), "able": (0.3, 0.2), "narrow": (0.2, -0.2)}
+RISES = {"grpo": (0.4, 0.0), "able": (0.3, 0.2), "narrow": (0.2, -0.2), "odd": (-0.2, 0.2)}
 
 
-@pytest.fixture
-def passes(tmp_path):
-    """Three arms, three seeds; pass@8 begins at 0.5 and moves by what is passes, ± 0.01."""
-    plan, store = make_plan(ARMS), RunStore(tmp_path / "runs")
-    for arm in plan.arms:
-        for run in arm.runs:
-            rows = [dict(row) for row in learning_rows(run.seed, ARMS[arm.name]["top"])]
-            evaluated = [row for row in rows if "eval_reward" in row]
-            for place, row in enumerate(evaluated):
-                share, noise = place / (len(evaluated) - 1), 0.01 * (run.seed - 1)
-                rises = RISES[arm.name]
-                row["eval_pass@1"] = 0.1 + share * (rises[0] + noise)
-                row["eval_pass@8"] = 0.5 + share * (rises[1] + noise)
-            write_run(store, run, ARMS[arm.name], rows)
-    return plan, store
-
-
-def test_more_able_takes_both():
-    up, down = (Interval(3, rise, rise - 0.1, rise + 0.1) for rise in (0.2, -0.2))
-    assert [verdict(one, up) for one in (up, down)] == ["more able", "pass@k alone is seen to rise"]
-
-
-def test_each_arm_is_named_by_what_rose(passes, tmp_path):
-    plan, store = passes
-    analysis = analyse(planned_runs(plan, store), plan.primary_metric)
+def test_each_arm_is_named_by_what_rose(tmp_path):
+    """Of pass@1 and pass@8 in two evaluations; each seed rises by what its arm does, ± 0.01."""
+    arms = {arm: {"top": 0.5 + number / 10} for number, arm in enumerate(RISES)}
+    plan, store = write_study(tmp_path / "runs", arms)
+    for arm, run, step in product(plan.arms, range(3), (0, 1)):
+        one, many = (step * (rise + 0.01 * (run - 1)) for rise in RISES[arm.name])
+        store.directory(arm.runs[run].id).append_metrics({
+            "step": 21 + step, "grpo_step": 21 + step, "seconds": 99, METRIC: 0.5,
+            "eval_pass@1": 0.3 + one, "eval_pass@8": 0.5 + many,
+        })  # fmt: skip
+    analysis = analyse(planned_runs(plan, store), METRIC)
     assert largest_k(analysis) == 8
-    section = sharpening_table(analysis)
-    rows = {row[0]: row[1:] for row in section.blocks[0].rows}
-    assert [rows[name][-1] for name in ARMS] == ["sharper", "more able", "narrower"]
+    rows = {row[0]: row[1:] for row in sharpening_table(analysis).blocks[0].rows}
+    verdicts = ["sharper", "more able", "narrower", "pass@k alone is seen to rise"]
+    assert [rows[name][-1] for name in RISES] == verdicts
+    # three rises of 0.39, 0.4 and 0.41: t(0.975, 2) = 4.303 times 0.01 / sqrt(3)
+    assert rows["grpo"][:4] == ["0.300", "+0.400 [+0.375, +0.425]", "0.500",
+                                "+0.000 [−0.025, +0.025]"]  # fmt: skip
     report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")
     assert "## pass@1 and pass@k" in (tmp_path / "out" / "REPORT.md").read_text(encoding="utf-8")
-    # three rises of 0.39, 0.4 and 0.41: t(0.975, 2) = 4.303 times 0.01 / sqrt(3)
-    assert rows["grpo"][:4] == ["0.100", "+0.400 [+0.375, +0.425]", "0.500",
-                                "+0.000 [−0.025, +0.025]"]  # fmt: skip

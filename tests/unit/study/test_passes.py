@@ -10,29 +10,20 @@ import pytest
 
 from tests.support.synthetic_study import learning_rows, make_plan, write_run
 from tests.support.tuned_study import tuned_plan
-from trl_ablate import ConfigurationError
 from trl_ablate.cli import study_runs
-from trl_ablate.cli.study import main
 from trl_ablate.study import expected_hours
-from trl_ablate.study.expected_hours import Share, estimate, total_of
+from trl_ablate.study.expected_hours import Share, total_of
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.runner import Outcome
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 
-LOOKS = (3, 5, 8)
 ARMS = {"grpo": {"top": 0.8}, "worse": {"top": 0.4}, "alike": {"top": 0.801}}
-
-
-def looking(**entries: Any) -> Plan:
-    plan = make_plan(ARMS, range(LOOKS[-1]), looks=LOOKS, **entries)
-    return replace(plan, study="looking")
-
-
-def fixed() -> Plan:
-    arms = {name: ARMS[name] for name in ("grpo", "worse")} | {"own": {"top": 0.6}}
-    return replace(make_plan(arms), study="fixed")
+LOOKING = replace(make_plan(ARMS, range(8), looks=(3, 5, 8)), study="looking")
+FIXED = replace(
+    make_plan({"grpo": ARMS["grpo"], "worse": ARMS["worse"], "own": {"top": 0.6}}), study="fixed"
+)
 
 
 def do(plan: Plan, store: RunStore, run_ids, status: str = "finished") -> None:
@@ -59,7 +50,7 @@ def seeds_of(plan: Plan, run_ids) -> dict[str, list[int]]:
 
 
 def test_seeds_are_added_only_where_a_comparison_is_undecided(store):
-    plan = looking()
+    plan = LOOKING
     first = next_pass(plan, store)
     assert seeds_of(plan, first) == dict.fromkeys(ARMS, [0, 1, 2])
     assert first[:3] == [arm.runs[0].id for arm in plan.arms]  # seed by seed
@@ -81,10 +72,8 @@ def test_seeds_are_added_only_where_a_comparison_is_undecided(store):
 
 
 def test_with_fixed_seeds_a_pass_is_all_runs_that_have_not_failed(store):
-    left = next_pass(fixed(), store)
-    assert len(left) == 9 and next_pass(fixed(), store, True, left[:1]) == left[1:]
-    with pytest.raises(ConfigurationError, match="its seeds are fixed, so --until decided"):
-        StudyRuns(fixed(), store).check_has_looks()
+    left = next_pass(FIXED, store)
+    assert len(left) == 9 and next_pass(FIXED, store, failed=left[:1]) == left[1:]
 
 
 def report(plan: Plan, store: RunStore) -> tuple[str, dict]:
@@ -94,53 +83,26 @@ def report(plan: Plan, store: RunStore) -> tuple[str, dict]:
     return (out / "REPORT.md").read_text(encoding="utf-8").replace("\\", ""), numbers
 
 
-def test_a_run_that_is_missing_holds_the_look(store):
+def test_a_report_between_looks_says_what_is_final_and_a_missing_run_holds_a_look(store):
     """Later pairs do not take its place: the verdict would change when the run is done again."""
-    plan = looking()
+    plan = replace(LOOKING, equivalence_margin=0.1)
+    do(plan, store, next_pass(plan, store))
+    text, arms = report(plan, store)
+    assert "Final, whatever is run later: worse." in text
+    assert "Undecided, more seeds can decide: alike." in text
+    assert "alike against grpo is undecided with 3 seeds" in text
+    assert "the next look is at 5 seeds" in text
+    assert "worse-seed3" not in text and "alike-seed3" in text  # the runs that are needed
     do(plan, store, plan.runs())
-    whole = StudyRuns(plan, store).analysis.decisive["worse"]
+    text, later = report(plan, store)
+    assert "alike is equivalent to grpo within 0.100" in text
+    assert later["worse"] == {**arms["worse"], "collapsed": [0, 8]}
     broken = plan.arms[1].runs[1]
     store.directory(broken.id).update(status="failed", reason="out of memory")
     found = StudyRuns(plan, store).analysis.decisive["worse"]
     assert (found.verdict, found.difference.n, found.next_look) == ("undecided", 0, 3)
     assert next_pass(plan, store) == [broken.id]
     assert "worse-seed1 failed; the look at 3 seeds waits for it" in report(plan, store)[0]
-    store.directory(broken.id).update(status="finished")
-    assert StudyRuns(plan, store).analysis.decisive["worse"] == whole
-
-
-def test_a_report_between_looks_says_what_is_final(store):
-    plan = looking(equivalence_margin=0.1)
-    do(plan, store, next_pass(plan, store))
-    text, arms = report(plan, store)
-    for sentence in (
-        "Final, whatever is run later: worse.",
-        "Undecided, more seeds can decide: alike.",
-        "alike against grpo is undecided with 3 seeds",
-        "the next look is at 5 seeds",
-        "worse is worse than grpo (−0.4",
-        "this assumes near-normal differences, as 3 pairs show little",
-    ):
-        assert sentence in text
-    assert "worse-seed3" not in text and "alike-seed3" in text  # the runs that are needed
-    assert arms["worse"]["verdict"] == "worse" and arms["worse"]["pairs"] == 3
-    assert arms["alike"]["verdict"] == "undecided"
-    do(plan, store, plan.runs())
-    text, later = report(plan, store)
-    assert "alike is equivalent to grpo within 0.100" in text
-    alike = later["alike"]
-    assert alike["verdict"] == "equivalent" and alike["equivalence_margin"] == 0.1
-    assert -0.1 < alike["low"] < alike["high"] < 0.1
-    assert later["worse"] == {**arms["worse"], "collapsed": [0, 8]}
-
-
-def test_the_best_and_the_worst_case(store):
-    plan = looking()
-    do(plan, store, {arm.runs[0].id for arm in plan.arms})
-    best, worst = (estimate(StudyRuns(plan, store), seeds) for seeds in (LOOKS[0], None))
-    assert (len(best.runs), len(best.done), len(worst.runs)) == (9, 3, 24)
-    assert best.hours() == pytest.approx(6 * 60 / 3600)
-    assert worst.hours() == pytest.approx(21 * 60 / 3600)
 
 
 def test_the_passes_of_a_tuned_study_are_its_trials_and_then_its_fresh_seeds(store):
@@ -153,15 +115,11 @@ def test_the_passes_of_a_tuned_study_are_its_trials_and_then_its_fresh_seeds(sto
     do(plan, store, [first], status="failed")
     again = next_pass(plan, store)
     assert first in again and len(again) == 1 + 3  # and the fresh seeds of the other arm
-    fresh = next_pass(plan, store, True, [first])
+    fresh = next_pass(plan, store, failed=[first])
     assert first not in fresh and len(fresh) == 6
     store.directory(first).update(status="finished")
     do(plan, store, next_pass(plan, store))
     assert next_pass(plan, store) == []
-
-
-def total(plans: list[Plan], store: RunStore) -> tuple[list[Share], Share]:
-    return total_of([StudyRuns(plan, store) for plan in plans])
 
 
 def counts(share: Share) -> list[int]:
@@ -169,26 +127,23 @@ def counts(share: Share) -> list[int]:
     return [*share.runs, len(share.best.runs), len(share.worst.runs), len(share.worst.done)]
 
 
-@pytest.mark.parametrize("measured", [True, False])
-def test_a_run_that_is_done_costs_nothing_in_either_case(store, monkeypatch, measured):
+def test_a_run_that_is_done_costs_nothing_in_either_case(store, monkeypatch):
     """Seeds 3 to 7 of `grpo` are new with the second study at best, and with the first at worst."""
-    several = replace(make_plan(ARMS, range(8)), study="several")
+    several = make_plan(ARMS, range(8))
     do(several, store, several.runs())
-    if not measured:  # restored runs have no times
-        monkeypatch.setattr(expected_hours, "measure", lambda store, run_id: None)
-    (_, second), whole = total([looking(), several], store)
+    monkeypatch.setattr(expected_hours, "measure", lambda store, run_id: None)  # as if restored
+    (_, second), whole = total_of([StudyRuns(plan, store) for plan in (LOOKING, several)])
     assert counts(second) == [24, 24, 15, 0, 0] and second.best.hours() == second.worst.hours() == 0
     assert whole.best.hours() == whole.worst.hours(1) == 0 and len(whole.worst.done) == 24
 
 
 def test_runs_that_studies_share_are_counted_once(store):
-    plans = [looking(), fixed()]
-    shares, whole = total(plans, store)
+    shares, whole = total_of([StudyRuns(plan, store) for plan in (LOOKING, FIXED)])
     assert whole.best.hours() is whole.worst.hours(2) is shares[1].best.hours() is None
     assert [counts(share) for share in shares] == [[9, 24, 9, 24, 0], [9, 9, 3, 3, 0]]
     assert counts(whole) == [12, 27, 12, 27, 0]
-    do(plans[0], store, next_pass(plans[0], store))
-    shares, whole = total(plans, store)
+    do(LOOKING, store, next_pass(LOOKING, store))
+    shares, whole = total_of([StudyRuns(plan, store) for plan in (LOOKING, FIXED)])
     assert [len(share.worst.done) for share in (whole, *shares)] == [9, 9, 0]
     least, most, half = whole.best.hours(), whole.worst.hours(), whole.worst.hours(2)
     assert least == pytest.approx(3 * 60 / 3600, rel=0.2)  # the runs of the arm `own`
@@ -198,10 +153,10 @@ def test_runs_that_studies_share_are_counted_once(store):
 
 @pytest.fixture
 def all_of(store, monkeypatch):
-    """`study run --all` over made-up plans: its exit code, and (study, number of runs) of each
+    """`study run --all` over the two studies: its exit code, and (study, number of runs) of each
     pass."""
 
-    def all_of(plans, until="decided", fails=(), stops_after=99) -> tuple[int, list]:
+    def all_of(until="decided", fails=(), stops_after=99) -> tuple[int, list]:
         calls = []
 
         def executed(runs, engine, *, only, **how) -> Outcome:
@@ -216,43 +171,24 @@ def all_of(store, monkeypatch):
         monkeypatch.setattr(study_runs, "executed", executed)
         options = Namespace(until=until, max_hours=None, retries=1, runs=store.path)
         engine_of: Any = lambda plan: f"engine of {plan.study}"  # noqa: E731
-        studies = [StudyRuns(plan, store) for plan in plans]
+        studies = [StudyRuns(plan, store) for plan in (LOOKING, FIXED)]
         return study_runs.run_all(studies, engine_of, options), calls
 
     return all_of
 
 
 def test_every_question_has_its_first_look_before_any_has_its_second(all_of, capsys):
-    assert all_of([looking(), fixed()], stops_after=1) == (3, [("looking", 9), ("fixed", 3)])
+    assert all_of(stops_after=1) == (3, [("looking", 9), ("fixed", 3)])
     assert "rerun this command to continue" in " ".join(capsys.readouterr().out.split())
-    left = [("fixed", 3), ("looking", 4), ("looking", 6)]
-    assert all_of([looking(), fixed()]) == (0, left)
+    assert all_of() == (0, [("fixed", 3), ("looking", 4), ("looking", 6)])
     printed = " ".join(capsys.readouterr().out.split())
     assert "looking: 4 runs undecided: alike looking: 6 runs no comparison is" in printed
     assert "done; next: trl-ablate findings" in printed
-    assert all_of([looking(), fixed()]) == (0, [])
+    assert all_of() == (0, [])
 
 
-def test_a_run_that_fails_is_named_and_ends_nothing(all_of):
-    code, calls = all_of([fixed(), looking()], fails=[fixed().arms[2].runs[1].id])
-    assert code == 1 and calls[0] == ("fixed", 9)
-    assert [name for name, _ in calls].count("fixed") == 1 and len(calls) == 4
-
-
-def test_without_until_all_runs_are_made(all_of):
-    assert all_of([looking(), fixed()], until=None)[1] == [("looking", 24), ("fixed", 3)]
-
-
-def test_the_plan_of_a_list_counts_shared_runs_once(tmp_path, capsys):
-    head = "question: q\nprofile: miniature\narms: [grpo.yaml, std_dev_off.yaml]\n"
-    for name, seeds in (("one", "{looks: [3, 5]}"), ("two", "[0, 1]")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "study.yaml").write_text(f"{head}seeds: {seeds}\n")
-    rows = [{"question": "Q?", "part": "question", "study": name} for name in ("one", "two")]
-    chosen = tmp_path / "findings.yaml"
-    chosen.write_text(json.dumps({"rows": rows}))
-    assert main(["plan", "--all", str(chosen), "--runs", str(tmp_path / "runs")]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "one 6 to 10 6 to 10 0" in printed and "two 4 0 0" in printed
-    assert "6 to 10 different runs, 0 done" in printed
-    assert not list((tmp_path / "runs").glob("*seed*"))
+def test_a_run_that_fails_ends_nothing_and_without_until_all_runs_are_made(all_of):
+    failing = FIXED.arms[2].runs[1].id
+    done = [("looking", 9), ("fixed", 3), ("looking", 4), ("looking", 6)]
+    assert all_of(fails=[failing]) == (1, done)
+    assert all_of(until=None) == (0, [("looking", 5), ("fixed", 1)])

@@ -1,6 +1,5 @@
 """The runs of a study: their states, what is cleaned, what they cost, and the grid."""
 
-import json
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -13,6 +12,7 @@ from rich.console import Console
 
 from tests.support.fake_train import save
 from tests.support.synthetic_study import learning_rows, make_plan, write_run, write_study
+from trl_ablate.run.json_files import write_json
 from trl_ablate.study import runner
 from trl_ablate.study.cleaning import find_rubbish, remove
 from trl_ablate.study.engines.local import LocalEngine
@@ -27,16 +27,17 @@ ARMS = {"a": {"top": 0.8}, "b": {"top": 0.5}}
 
 
 def test_states_of_a_run(tmp_path):
-    settings = {"top": 0.8}
+    settings, other = {"top": 0.8}, {"top": 0.7}  # another configuration under this name
     plan, store = make_plan({"a": settings}, seeds=range(6)), RunStore(tmp_path)
     runs = plan.arms[0].runs
-    rows = list(learning_rows(0, 0.8))
-    write_run(store, runs[0], settings, iter(rows))
-    write_run(store, runs[1], settings, iter(rows), status="stopped", reason="loss is not finite")
-    keyboard = "interrupted from the keyboard"
-    write_run(store, runs[2], settings, iter(rows), status="stopped", reason=keyboard)
-    write_run(store, runs[3], settings, iter(rows), status="running")
-    write_run(store, runs[4], {"top": 0.7}, iter(rows))  # another configuration under this name
+    for run, given, status, reason in (
+        (runs[0], settings, "finished", None),
+        (runs[1], settings, "stopped", "loss is not finite"),
+        (runs[2], settings, "stopped", "interrupted from the keyboard"),
+        (runs[3], settings, "running", None),
+        (runs[4], other, "finished", None),
+    ):
+        write_run(store, run, given, learning_rows(0, 0.8), status=status, reason=reason)
     found = [store.state(run.id).status for run in runs]
     assert found == ["finished", "stopped", "interrupted", "interrupted", "to do", "to do"]
     lock = store.lock(runs[3].id)
@@ -53,8 +54,7 @@ def test_only_a_run_with_these_settings_is_resumed(tmp_path, top, option):
     run = plan.arms[0].runs[0]
     directory = write_run(store, run, {"top": top}, learning_rows(0, 0.8), status="running")
     save(directory.path / "checkpoint-5")
-    engine = LocalEngine(1)
-    assert Runner(StudyRuns(plan, store), engine)._taking_up(run.id) == option
+    assert Runner(StudyRuns(plan, store), LocalEngine(1))._taking_up(run.id) == option
 
 
 def test_at_the_time_limit_runs_save(tmp_path, monkeypatch):
@@ -70,18 +70,18 @@ def test_at_the_time_limit_runs_save(tmp_path, monkeypatch):
 
 
 def test_cleaning_keeps_files_of_the_user_in_a_run(tmp_path):
-    plan, store = write_study(tmp_path / "runs", ARMS)
-    mine, whole, *_ = (store.directory(run.id).path for arm in plan.arms for run in arm.runs)
+    study = StudyRuns(*write_study(tmp_path / "runs", ARMS))
+    mine, whole, *_ = (study.store.directory(run).path for run in study.plan.runs())
     (mine / "checkpoint-10").mkdir()
     kept = ("checkpoint-2.bak/model.safetensors", "thesis.tex", "rollouts/step_final.jsonl")
     for name in kept:
         (mine / name).parent.mkdir(exist_ok=True)
         (mine / name).write_text("mine")
-    for rubbish in find_rubbish(StudyRuns(plan, store), checkpoints=True):
-        assert rubbish.paths == (mine / "checkpoint-10",)
+    (rubbish,) = find_rubbish(study, checkpoints=True)
+    assert rubbish.paths == (mine / "checkpoint-10",)
     (whole / ".running").touch()
-    for rubbish in find_rubbish(StudyRuns(plan, store), results=True):
-        assert remove(rubbish, store)
+    for rubbish in find_rubbish(study, results=True):
+        assert remove(rubbish, study.store)
     left = {str(path.relative_to(mine)) for path in mine.rglob("*") if path.is_file()}
     assert left == {*kept} and not whole.exists()
 
@@ -90,29 +90,26 @@ def test_cleaning_keeps_results_and_what_others_need(tmp_path):
     plan, store = write_study(tmp_path / "runs", ARMS)
     finished, failed = plan.arms[0].runs[0], plan.arms[1].runs[0]
     store.directory(failed.id).update(status="failed", reason="it died")
-    (store.directory(finished.id).path / "checkpoint-10").mkdir()
-    (rubbish,) = find_rubbish(StudyRuns(plan, store))
-    with_checkpoints = find_rubbish(StudyRuns(plan, store), checkpoints=True)
-    assert {path.name for each in with_checkpoints for path in each.paths} == {
-        failed.id, "checkpoint-10",
-    }  # fmt: skip
-    assert len(find_rubbish(StudyRuns(plan, store), results=True)) == 6
+
+    def found(plan=plan, **how) -> list[str]:
+        return [rubbish.run_id for rubbish in find_rubbish(StudyRuns(plan, store), **how)]
+
+    assert found() == [failed.id] and found(results=True) == [*plan.runs()]
+    others = [run for run in plan.runs() if run != finished.id]
+    kept, file = {"arms": [{"runs": [{"id": finished.id}]}]}, store.plans / "another.json"
     store.plans.mkdir()
-    kept = {"arms": [{"runs": [{"id": finished.id}]}]}
-    (store.plans / "another.json").write_text(json.dumps(kept))
-    assert len(find_rubbish(StudyRuns(plan, store), results=True)) == 5
-    mine = tmp_path / "mine" / f"{plan.study}.json"
-    mine.parent.mkdir()
-    mine.touch()
-    (store.plans / "another.json").rename(store.plans / mine.name)  # of one name, elsewhere
-    (store.plans / mine.name).write_text(json.dumps({**kept, "path": str(mine)}))
-    plan = replace(plan, path=str(tmp_path))
-    assert len(find_rubbish(StudyRuns(plan, store), results=True)) == 5
+    write_json(file, kept)
+    assert found(results=True) == others
+    elsewhere = tmp_path / f"{plan.study}.json"  # of a study of the same name
+    elsewhere.touch()
+    file.unlink()
+    write_json(store.plans / elsewhere.name, {**kept, "path": str(elsewhere)})
+    assert found(replace(plan, path=str(tmp_path)), results=True) == others
+    (rubbish,) = find_rubbish(StudyRuns(plan, store))
     lock = store.lock(failed.id)
     assert lock.acquire() and not remove(rubbish, store)  # another process uses it
     lock.release()
-    assert rubbish.run_id == failed.id and remove(rubbish, store)
-    assert store.state(failed.id).status == "to do"
+    assert remove(rubbish, store) and store.state(failed.id).status == "to do"
 
 
 @pytest.mark.parametrize("logging_steps", [1, 10])
@@ -124,19 +121,17 @@ def test_estimates_come_from_finished_runs(tmp_path, logging_steps):
     write_run(store, plan.arms[0].runs[0], ARMS["a"], rows)
     measured = measure(store, plan.arms[0].runs[0].id)
     # 20 steps of 1.4 s and 6 evaluations of 0.4 s in a run of 60 s: 29.6 s are overhead
-    assert measured is not None
-    assert measured.overhead == pytest.approx(29.6)
+    assert measured is not None and measured.overhead == pytest.approx(29.6)
     assert measured.seconds(plan.arms[0]) == pytest.approx(60.0)
     foreseen = estimate(StudyRuns(plan, store))
-    counts = len(foreseen.runs), len(foreseen.done), foreseen.unmeasured
-    assert counts == (6, 1, ("b",))
+    assert (len(foreseen.runs), len(foreseen.done), foreseen.unmeasured) == (6, 1, ("b",))
     assert foreseen.hours() == pytest.approx(5 * 60 / 3600)
     assert foreseen.hours(2) == pytest.approx(3 * 60 / 3600)  # five runs on two slots
 
 
 def test_one_run_is_probed_and_all_are_estimated(tmp_path):
     """A later plan needs no probe."""
-    plan, store = make_plan(ARMS | {"c": {"top": 0.3}}), RunStore(tmp_path)
+    runs = StudyRuns(make_plan(ARMS | {"c": {"top": 0.3}}), store := RunStore(tmp_path))
     started, said = [], []
 
     def start(job, slot):
@@ -150,41 +145,32 @@ def test_one_run_is_probed_and_all_are_estimated(tmp_path):
 
     engine: Any = SimpleNamespace(start=start, slots=1)
     (tmp_path / "probes").mkdir()
-    probe(StudyRuns(plan, store), engine, said.append)
+    probe(runs, engine, said.append)
     probed = [job.directory.relative_to(tmp_path).as_posix() for job in started]
-    assert probed == [probe_name(arm.runs[0]) for arm in plan.arms[:2]]
+    assert probed == [probe_name(arm.runs[0]) for arm in runs.plan.arms[:2]]
     assert {f"--grpo_steps={PROBE_STEPS}", "--max_steps=-1"} <= {*started[0].words}
     assert said[1] == "a: probe failed: it printed nothing"
-    found = estimate(StudyRuns(plan, store))
+    found = estimate(runs.again())
     # 20 steps of 1.4 s and 6 evaluations of 0.4 s, without what is outside of both
     assert 9 * (28 + 2.4) / 3600 <= (found.hours() or 0) < 9 * 90 / 3600
     assert found.unmeasured == ("a", "c") and len(found.runs) == 9
-    probe(StudyRuns(plan, store), engine, said.append)
+    probe(runs.again(), engine, said.append)
     assert len(started) == 2
 
 
-@pytest.mark.parametrize(
-    ("seeds", "names"),
-    [
-        (3, "arm seed 0 seed 1 seed 2"),
-        (12, "arm seeds 0 to 11 mean"),
-        (90, "arm seeds 0 to 89 mean"),
-    ],
-)
-def test_the_grid_has_every_state_and_the_last_values_or_their_mean(tmp_path, seeds, names):
-    plan, store = write_study(tmp_path, {"a": {"top": 0.8}, "b": {"top": 0.4}}, range(seeds))
+@pytest.mark.parametrize("seeds", [3, 12])
+def test_the_grid_has_every_state_and_the_last_values_or_their_mean(tmp_path, seeds):
+    plan, store = write_study(tmp_path, ARMS, range(seeds))
     shutil.rmtree(store.path / plan.arms[1].runs[-1].id)
     file = StringIO()
     Console(file=file, width=80).print(grid(StudyRuns(plan, store)))
-    _, header, first, *others = (line.split() for line in file.getvalue().splitlines())
-    second = next(line for line in others if line[0] == "b")
-    if seeds == 90:
-        assert header == names.split() and first[0] == "a" and file.getvalue().count("✓") == 180
-        return
-    assert header == names.split() and (first[0], second[0]) == ("a", "b")
+    _, header, first, second, *_ = (line.split() for line in file.getvalue().splitlines())
+    assert (first[0], second[0]) == ("a", "b")
     if seeds == 3:
+        assert header == ["arm", *["seed", "0", "seed", "1", "seed", "2"]]
         assert first[1::2] == ["✓"] * 3 and all(0.6 < float(value) < 1 for value in first[2::2])
         assert second[-1] == "·"
     else:
+        assert header == ["arm", "seeds", "0", "to", "11", "mean"]
         assert first[1] == "✓" * 12 and 0.7 < float(first[2]) < 0.9
-        assert second[1] == "✓" * 11 + "·" and 0.3 < float(second[2]) < 0.5
+        assert second[1] == "✓" * 11 + "·" and 0.4 < float(second[2]) < 0.6

@@ -1,58 +1,93 @@
-"""A wrong word ends each command with exit code 2 and one sentence; nothing else is printed.
+"""`trl-ablate`: its commands and their help, what a wrong word ends in, and `doctor`."""
 
-Several values for one setting are answered with a study that compares them.
-"""
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
+from transformers import integrations
 
+from tests.conftest import REPOSITORY
+from trl_ablate.cli import doctor
 from trl_ablate.cli.main import COMMANDS, main
 from trl_ablate.cli.train import refuse_several
 from trl_ablate.study.definition import load_study
+from trl_ablate.training import machine
+
+STOCK = REPOSITORY / "tests" / "data" / "stock_grpo" / "healthy"
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=60,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def test_the_help_names_every_command_and_exit_code_and_commands_have_examples(capsys):
+    assert main(["--help"]) == main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"\n  {code} " in shown for code in (0, 1, 2, 75, 130))
+    for name, text in COMMANDS.items():
+        assert f"  {name} " in shown and text in shown
+        with pytest.raises(SystemExit) as end:
+            main([name, "--help"])
+        of_it = capsys.readouterr().out
+        assert end.value.code == 0 and of_it.startswith(f"usage: trl-ablate {name} ")
+        examples, codes, _ = of_it.partition("examples:\n  ")[2].partition("exit codes:\n  0 ")
+        assert f"trl-ablate {name} " in examples and codes
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("trl-ablate ")
+
+
+def test_neither_help_nor_reading_loads_torch_and_a_terminal_without_utf8_gets_replacements():
+    done = python(
+        "import sys\n"
+        "from contextlib import suppress\n"
+        "from trl_ablate.cli.main import COMMANDS, main\n"
+        "main(['--help'])\n"
+        "for name in COMMANDS:\n"
+        "    with suppress(SystemExit):\n"
+        "        main([name, '--help'])\n"
+        "main(['recipes'])\n"
+        "main(['plan', '--json'])\n"
+        f"main(['inspect', {str(STOCK)!r}, '--picture', '/dev/null', '--overwrite'])\n"
+        "heavy = {'torch', 'transformers', 'trl', 'huggingface_hub', 'ray', 'modal'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n",
+        PYTHONIOENCODING="latin-1:strict",
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"usage: trl-ablate COMMAND ?" in done.stdout and b"no rule fired" in done.stdout
+
 
 TABLE = [
     ("tarin", "'tarin' is not a command; did you mean 'train'?"),
     ("xyz", f"'xyz' is not a command; use one of {', '.join(COMMANDS)}"),
     ("bench trian", "argument MODE: invalid choice: 'trian'"),
-    ("bench train --row 3", "unknown option '--row'; did you mean '--rows'?"),
-    ("bench train --output absent/b.json", "the folder of --output absent/b.json does not exist"),
-    ("bench reward --count 0", "argument --count: '0' is no whole number of at least 1"),
     ("bench step --rows 100", "--rows 100 is no multiple of --microbatch 64; change one of them"),
-    ("bench step --rows 32", "--rows 32 is no multiple of --microbatch 64; change one of them"),
-    ("bench train --rows 20", "--rows 20 is no multiple of --group 8; change one of them"),
-    ("bench rollout --rows 10 --group 4", "--rows 10 is no multiple of --group 4; change one"),
     ("bench scale --rows 64 8 --processes 1 3", "--rows 64 is no multiple of --microbatch times"),
     ("bench gpu --device cpu --toy --output gpu.md", "--output gpu.md is the name of the page"),
-    ("bench gpu --parts speed", "argument --parts: invalid choice: 'speed' (choose from "),
     ("bench gpu --device cpu", "a model of 1.5 B parameters takes hours on a CPU; add --toy"),
-    ("bench gpu --device tpu", "argument --device: invalid choice: 'tpu'"),
-    ("bench gpu --budget 0", "argument --budget: '0' is no whole number of at least 1"),
     ("bench gpu", "no GPU here; run this on a machine with one, or give --device cpu --toy"),
     ("doctor dapo h100", "unknown argument 'h100'"),
-    ("doctor quickstrat", "recipe 'quickstrat' does not exist; did you mean 'quickstart'?"),
     ("evaluate {empty}", "{empty} holds no model"),
     ("evaluate nobody/no-such-model", "checkpoint nobody/no-such-model could not be loaded"),
     ("evaluate miniature --completions", "--completions writes a file next to --output; add"),
     ("evaluate miniature --output {empty}/no/f", "the folder of --output {empty}/no/f does not"),
     ("evaluate miniature --output {empty}", "--output {empty} is a folder; give a file in it"),
-    ("evaluate miniature --per_question {empty}", "--per_question {empty} is a folder; give a"),
     ("evaluate miniature --profile miniature --samples many", "takes a whole number"),
-    ("evaluate miniature --recipe std_dev_of", "recipe 'std_dev_of' does not exist; did you mean"),
-    ("plan --gpu h1000", "argument --gpu: invalid choice: 'h1000'"),
     ("plan --sleep off", "argument --sleep: 'off' is neither true nor false"),
     ("plan --gpuss 2", "unknown option '--gpuss'; did you mean '--gpus'?"),
-    ("plan --model 9B", "'9B' is neither a known size"),
     ("plan --model 1.5B --profile rtx4090", "--profile rtx4090 applies to a RECIPE, and none is "
      "given; name one"),
+    ("inspect . --guard_reward_facto 3", "did you mean '--guard_reward_factor'"),
     ("plan grpo --profile none", "the recipe and its profile 'none' name no model"),
     ("publish {empty}/absent", "does not exist; give the folder of a run"),
-    ("publish", "the following arguments are required: RUN_DIR"),
     ("recipes std_dev_of", "recipe 'std_dev_of' does not exist; did you mean 'std_dev_off'? "
      "Otherwise give a path to a .yaml file, or a name that `trl-ablate recipes` lists"),
     ("recipes there/grpo.yaml", "recipe there/grpo.yaml does not exist; for the shipped recipe "
      "write grpo"),
-    ("recipes --all", "unknown option '--all'; see `trl-ablate recipes --help`"),
-    ("check", "missing RECIPE, which comes first, such as my_task/recipe.yaml"),
     ("train --dry_run", "missing RECIPE, which comes first, such as std_dev_off"),
     ("train std_dev_off --learning_rate 1e-5 high", "learning_rate is the list [1e-05, 'high']; it "
      "takes a number"),
@@ -91,6 +126,40 @@ def test_the_study_that_is_printed_compares_the_values(tmp_path, capsys, words, 
     assert {arm.recipe.name for arm in study.arms} == {"std_dev_off.yaml"}
 
 
-@pytest.mark.parametrize("words", [["--stop", "a", "b"], ["--learning_rate", "1e-5"]])
-def test_lists_and_single_values_are_not_several(words):
-    refuse_several("std_dev_off", words)
+def test_lists_and_single_values_are_not_several():
+    refuse_several("std_dev_off", ["--stop", "a", "b", "--learning_rate", "1e-5"])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ([], 0, "grpo.yaml on profile 'miniature'"),
+        (["grpo", "--profile", "h100"], 1, "missing: GPU"),
+        (["quickstart", "--use_peft", "true", "--beta", "0.1"], 0, "can run here"),
+        (["quickstart", "--report_to", "wandb"], 1, "missing: wandb; fix: run pip install wandb"),
+    ],
+)
+def test_doctor_says_whether_a_recipe_can_run_here(
+    tmp_path, capsys, monkeypatch, words, code, said
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(machine, "is_here", lambda package: package == "peft")
+    monkeypatch.setattr(integrations, "get_available_reporting_integrations", lambda: ["trackio"])
+    assert doctor.main([*words, "--output_dir", str(tmp_path / "run")]) == code
+    printed = capsys.readouterr()
+    assert said in printed.out and printed.err == ""
+    for looked_at in ("torch", "Python", "GPU", "GiB free", "Hub token"):
+        assert looked_at in printed.out
+    assert not (tmp_path / "run").exists()
+
+
+def test_doctor_names_a_torch_that_cannot_be_imported():
+    done = python(
+        "import sys\nsys.modules['torch'] = None\n"
+        "from trl_ablate.training import machine\n"
+        "machine.installed = lambda: {}\n"
+        "machine.declared = lambda: ['torch>=2.11']\n"
+        "from trl_ablate.cli.doctor import main\nsys.exit(main([]))\n"
+    )
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert b"missing: torch" in done.stdout
