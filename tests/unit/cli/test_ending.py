@@ -21,9 +21,6 @@ def ending(capsys, error: BaseException, **options) -> tuple[int, str]:
     return code, capsys.readouterr().err
 
 
-FULL = OSError(errno.ENOSPC, "No space left on device", "runs/a/metrics.jsonl")
-
-
 @pytest.mark.parametrize(
     ("error", "code", "sentence"),
     [
@@ -45,12 +42,12 @@ def test_every_error_has_its_code_and_an_unknown_one_its_traceback(capsys, error
         ending(capsys, ZeroDivisionError("division by zero"))
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "place"), [(Terminated(), 75, ""), (FULL, 1, "(runs/a/metrics.jsonl)")]
-)
-def test_training_is_told_how_to_continue(capsys, error, code, place):
-    ended, said = ending(capsys, error, resumable=True)
-    assert ended == code and "--resume" in said and place in said
+def test_training_is_told_how_to_continue(capsys):
+    code, said = ending(capsys, Terminated(), resumable=True)
+    assert code == 75 and "--resume" in said
+    full = OSError(errno.ENOSPC, "No space left on device", "runs/a/metrics.jsonl")
+    code, said = ending(capsys, full, resumable=True)
+    assert code == 1 and "--resume" in said and "(runs/a/metrics.jsonl)" in said
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,8 @@ def test_what_does_not_fit_in_words_and_as_json(capsys):
             "checkpointing": True, "lora_rank": 0, "engine": "vllm", "engine_share": 0.2,
             "sleep": True, "epochs": 1, "optimizer_steps": 1, "steps": 200, "evaluations": 51,
             "eval_questions": 1024, "padded": False}),
-        ("lora --profile h100 --model 7B --rollouts 512",
-         {"model": "7B", "rollouts": 512, "lora_rank": 16}),
-        ("qlora --profile rtx4090", {"quantized": "4bit"}),
+        ("qlora --profile h100 --model 7B --rollouts 512",
+         {"model": "7B", "rollouts": 512, "lora_rank": 16, "quantized": "4bit"}),
     ],
 )  # fmt: skip
 def test_settings_of_a_recipe_and_its_profile_and_options_over_them(capsys, words, expected):
@@ -92,18 +91,14 @@ def evaluated(every: float) -> dict:
     ({"generation_batch_size": 8, "optimizer_batch_size": 4},
      {"reference": None, "extra_forwards": 1}),
     ({"beta": 0.04, "num_iterations": 2}, {"reference": True, "extra_forwards": 2}),
-    ({"beta": 0.0, "num_iterations": 1}, {"reference": None, "extra_forwards": None}),
+    ({"beta": 0.0, "num_iterations": 1, "eval_size": None},
+     {"reference": None, "extra_forwards": None, "eval_questions": None, "lora_rank": 0}),
 ])  # fmt: skip
 def test_sizes_evaluations_and_models_of_a_recipe(settings, expected):
     found = from_recipe({"model_name_or_path": "x/y-7B", **settings}, "mine")
     assert {name: found.get(name) for name in expected} == expected
     if "generation_batch_size" not in settings:  # of which 8 are no whole number of microbatches
         plan(Setup(**found))
-
-
-def test_settings_that_a_recipe_leaves_out_are_left_to_the_plan():
-    found = from_recipe({"model_name_or_path": "x/y-7B", "eval_size": None}, "mine")
-    assert found == {"model": "7B", "engine": "transformers", "lora_rank": 0, "padded": False}
 
 
 def test_what_no_layer_sets_is_that_of_the_training(capsys, tmp_path):

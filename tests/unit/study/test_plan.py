@@ -39,10 +39,10 @@ def id_of(recipe, overrides=(), seed: int = 0) -> str:
 
 @pytest.fixture
 def printed(capsys):
-    """What `study plan` prints."""
+    """What a command prints about a study."""
 
-    def printed(path) -> str:
-        assert main(["plan", str(path), "--runs", str(path.parent / "runs")]) == 0
+    def printed(command: str, path, *words: str) -> str:
+        assert main([command, str(path), "--runs", str(path.parent / "runs"), *words]) == 0
         return " ".join(capsys.readouterr().out.split())
 
     return printed
@@ -274,7 +274,7 @@ def test_a_design_prints_its_levels_what_it_cannot_separate_and_excluded_cells(w
     design = planned(path).design
     assert design is not None and len(design.cells) == 3
     assert set(design.excluded) == {"no_clip--4--1e-05"}
-    text = printed(path)
+    text = printed("plan", path)
     assert "learning_rate: 1e-05 (here 0.0002), 3e-05 (here 0.0006)" in text
     assert "surrogate (2) × delta (2) × learning_rate (2), fraction 1/2: 3 cells" in text
     assert "relation: I = −surrogate × delta × learning_rate; not separable: surrogate = " in text
@@ -282,7 +282,7 @@ def test_a_design_prints_its_levels_what_it_cannot_separate_and_excluded_cells(w
     assert "6 runs: 0 done, 6 to do" in text
 
 
-def test_candidates_have_tuning_seeds_first_and_the_studys_after_them(write, printed, capsys):
+def test_candidates_have_tuning_seeds_first_and_the_studys_after_them(write, printed):
     path = write(TUNE.replace("miniature", "miniature-sums"))
     plan = planned(path)
     assert plan.tuning is not None
@@ -293,10 +293,7 @@ def test_candidates_have_tuning_seeds_first_and_the_studys_after_them(write, pri
         assert [run.seed for run in arm.runs] == [10_000, 10_001, 0, 1]
         assert "learning_rate" in arm.declared
     assert GRPO in plan.runs()
-    text = printed(path)
+    text = printed("plan", path)
     assert "tuning: 4 runs of each of 2 arms (2 values of learning_rate, 2 tuning" in text
     assert "12 to 14 runs in all" in text and "14 runs: 0 done, 14 to do" in text
-    assert main(["run", str(path), "--runs", str(path.parent / "runs"), "--engine", "slurm"]) == 0
-    captured = capsys.readouterr()
-    assert "#SBATCH --array=0-7\n" in captured.out and "-seed10001" in captured.out
-    assert "more runs follow from these outcomes: then run this command again" in captured.err
+    assert "#SBATCH --array=0-7 " in printed("run", path, "--engine", "slurm")
