@@ -1,5 +1,7 @@
 """In a real terminal of 80 columns no table is cut, and each of its words is there."""
 
+import shutil
+
 import pytest
 
 from tests.support.synthetic_study import write_study
@@ -11,8 +13,6 @@ from trl_ablate.run.directory import INTERRUPTED, RunDirectory
 from trl_ablate.study.outline import grid
 from trl_ablate.study.runs import StudyRuns
 
-LONG = "runs/" + "a" * 90
-
 
 def shown_bench() -> None:
     parts = {f"s {part}": 1.23456 for part in ("rollout", "reward", "train", "other", "eval")}
@@ -21,7 +21,7 @@ def shown_bench() -> None:
 
 
 def shown_long_value() -> None:
-    terminal.console.print(terminal.table("done", {"run": ("layer", LONG)}))
+    terminal.console.print(terminal.table("done", {"run": ("layer", "runs/" + "a" * 90)}))
 
 
 @pytest.mark.parametrize(
@@ -37,16 +37,28 @@ def test_a_table_is_not_cut(act, words):
     assert all(any(word in line for line in printed) for word in words), printed
 
 
-@pytest.mark.parametrize("seeds", [3, 12])
-def test_the_grid_of_a_study_is_not_cut(tmp_path, seeds):
-    name = "baseline_none--scale_rewards_none--mean--learning_rate_7.5e-06"
+LONG_NAME = "baseline_none--scale_rewards_none--mean--learning_rate_7.5e-06"
+
+
+@pytest.mark.parametrize(("seeds", "name"), [(3, "b"), (12, LONG_NAME)])
+def test_the_grid_has_every_state_and_the_last_values_or_their_mean(tmp_path, seeds, name):
     planned, store = write_study(tmp_path, {"grpo": {"top": 0.8}, name: {"top": 0.4}}, range(seeds))
-    for run in planned.runs().values():
-        RunDirectory(store.path / run.id).update(status="stopped", reason=INTERRUPTED[0])
+    *others, last = (RunDirectory(store.path / run.id) for run in planned.arms[1].runs)
+    for run in others:
+        run.update(status="stopped", reason=INTERRUPTED[0])
+    shutil.rmtree(last.path)
     printed = in_terminal(lambda: terminal.console.print(grid(StudyRuns(planned, store))))
     assert max(map(len, printed)) <= 80, printed
-    assert "".join(printed[:-2]).count("…") == 2 * seeds  # the runs, which are interrupted
-    assert name[:50] in "".join(printed) and name[-7:] in "".join(printed)
+    header, first, *_ = (line.split() for line in printed[1:])
+    text = "".join(printed[:-2])
+    assert [text.count(mark) for mark in "✓…·"] == [seeds, seeds - 1, 1]
+    assert name[:50] in text and name[-7:] in text
+    if seeds == 3:
+        assert header == ["arm", "seed", "0", "seed", "1", "seed", "2"] and first[1::2] == ["✓"] * 3
+        assert all(0.6 < float(value) < 1 for value in first[2::2])
+    else:
+        assert header == ["arm", "seeds", "0", "to", "11", "mean"] and first[1] == "✓" * 12
+        assert 0.7 < float(first[2]) < 0.9
 
 
 def test_a_plan_shows_what_differs_in_whole_words(tmp_path):

@@ -1,14 +1,11 @@
-"""The runs of a study: their states, what is cleaned, what they cost, and the grid."""
+"""The runs of a study: their states, what is cleaned, and what they cost."""
 
-import shutil
 from dataclasses import replace
 from functools import partial
-from io import StringIO
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from tests.support.fake_train import save
 from tests.support.synthetic_study import learning_rows, make_plan, write_run, write_study
@@ -17,7 +14,6 @@ from trl_ablate.study import runner
 from trl_ablate.study.cleaning import find_rubbish, remove
 from trl_ablate.study.engines.local import LocalEngine
 from trl_ablate.study.expected_hours import PROBE_STEPS, estimate, measure, probe, probe_name
-from trl_ablate.study.outline import grid
 from trl_ablate.study.planned import PlannedRun
 from trl_ablate.study.runner import Runner
 from trl_ablate.study.runs import StudyRuns
@@ -156,21 +152,3 @@ def test_one_run_is_probed_and_all_are_estimated(tmp_path):
     assert found.unmeasured == ("a", "c") and len(found.runs) == 9
     probe(runs.again(), engine, said.append)
     assert len(started) == 2
-
-
-@pytest.mark.parametrize("seeds", [3, 12])
-def test_the_grid_has_every_state_and_the_last_values_or_their_mean(tmp_path, seeds):
-    plan, store = write_study(tmp_path, ARMS, range(seeds))
-    shutil.rmtree(store.path / plan.arms[1].runs[-1].id)
-    file = StringIO()
-    Console(file=file, width=80).print(grid(StudyRuns(plan, store)))
-    _, header, first, second, *_ = (line.split() for line in file.getvalue().splitlines())
-    assert (first[0], second[0]) == ("a", "b")
-    if seeds == 3:
-        assert header == ["arm", *["seed", "0", "seed", "1", "seed", "2"]]
-        assert first[1::2] == ["✓"] * 3 and all(0.6 < float(value) < 1 for value in first[2::2])
-        assert second[-1] == "·"
-    else:
-        assert header == ["arm", "seeds", "0", "to", "11", "mean"]
-        assert first[1] == "✓" * 12 and 0.7 < float(first[2]) < 0.9
-        assert second[1] == "✓" * 11 + "·" and 0.4 < float(second[2]) < 0.6
