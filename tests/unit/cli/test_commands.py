@@ -132,6 +132,7 @@ def test_lists_and_single_values_are_not_several():
         (["grpo", "--profile", "h100"], 1, "missing: GPU"),
         (["quickstart", "--use_peft", "true", "--beta", "0.1"], 0, "can run here"),
         (["quickstart", "--report_to", "wandb"], 1, "missing: wandb; fix: run pip install wandb"),
+        (["quickstart", "--use_liger_kernel", "true"], 1, "missing: liger-kernel; fix: run pip"),
     ],
 )
 def test_doctor_says_whether_a_recipe_can_run_here(
@@ -145,6 +146,7 @@ def test_doctor_says_whether_a_recipe_can_run_here(
     assert said in printed.out and printed.err == ""
     for looked_at in ("torch", "Python", "GPU", "GiB free", "Hub token"):
         assert looked_at in printed.out
+    assert ("estimate" in printed.out) == ("h100" in words)  # which `plan` knows
     assert not (tmp_path / "run").exists()
 
 

@@ -41,7 +41,7 @@ def test_a_run_is_fetched_under_the_name_that_it_was_sent_with(tmp_path):
     away.write_text('{"call": "c", "folder": "former-1/0123"}')
     found: Any = engine
     assert DetachedProcess(replace(one, away=away), found).poll() == 1
-    assert (one.directory / "run.json").exists()
+    assert (one.directory / "run.json").exists() and not away.exists()
     assert one.log.read_text() == "trained\nmodal: TimeoutError: 24 hours are over\n"
 
 
