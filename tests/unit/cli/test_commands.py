@@ -83,6 +83,15 @@ TABLE = [
     ("publish {empty}/absent", "does not exist; give the folder of a run"),
     ("recipes std_dev_of", "recipe 'std_dev_of' does not exist; did you mean 'std_dev_off'? "
      "Otherwise give a path to a .yaml file, or a name that `trl-ablate recipes` lists"),
+    ("study plan", "name one STUDY, or give --all"),
+    ("study run std_dev --all", "name one STUDY, or give --all"),
+    ("study run --all --only x", "--only applies to one study"),
+    ("study run --all --engine slurm", "not with --engine slurm"),
+    ("study plan --all gone.yaml", "list of findings gone.yaml does not exist"),
+    ("study report", "nothing to report; name a study, or give --curves FILE.csv"),
+    ("study report --curves absent.csv", "absent.csv"),
+    ("study restore std_dev", "so no run is kept of this study"),
+    ("study status std_devv", "study 'std_devv' does not exist; did you mean 'std_dev'?"),
     ("train --dry_run", "missing RECIPE, which comes first, such as std_dev_off"),
     ("train std_dev_off --learning_rate 1e-5 high", "learning_rate is the list [1e-05, 'high']; it "
      "takes a number"),

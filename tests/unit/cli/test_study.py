@@ -41,12 +41,14 @@ def runs_of(script: str) -> list[str]:
     return script.partition("runs=(")[2].partition(")")[0].split()
 
 
-def test_a_slurm_job_is_printed_and_its_runs_are_the_studys(printed, where):
+def test_a_slurm_job_is_printed_and_its_runs_are_the_studys(capsys, printed, where):
     assert printed.startswith("#!/bin/bash\n")
     assert "#SBATCH --array=0-1%1\n" in printed and "--cpus-per-task=4" in printed
     assert [run.partition("-")[2] for run in runs_of(printed)] == ["seed0", "seed1"]
     command = f"-m trl_ablate study run {' '.join(where)} --retries 2 --only"
     assert command in printed
+    assert main(["fetch", *where]) == 0
+    assert capsys.readouterr().out == "no runs to fetch\n"
 
 
 @pytest.mark.parametrize(
@@ -99,27 +101,6 @@ def test_another_profile_reaches_slurms_tasks_and_a_plan_under_it_is_not_kept(
     assert after != before and main(["plan", *where]) == 0 and kept.read_bytes() == after
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["plan"], "name one STUDY, or give --all"),
-        (["run", "std_dev", "--all"], "name one STUDY, or give --all"),
-        (["run", "--all", "--only", "x"], "--only applies to one study"),
-        (["run", "--all", "--engine", "slurm"], "not with --engine slurm"),
-        (["plan", "--all", "gone.yaml"], "gone.yaml"),
-        (["report"], "nothing to report; name a study, or give --curves FILE.csv"),
-        (["report", "--curves", "absent.csv"], "absent.csv"),
-        (["restore", "std_dev"], "so no run is kept of this study"),
-        (["plan", "std_devv"], "study 'std_devv' does not exist; did you mean 'std_dev'?"),
-        (["status", "std_devv"], "study 'std_devv' does not exist; did you mean 'std_dev'?"),
-    ],
-)
-def test_what_commands_refuse(capsys, words, complaint):
-    assert main(words) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and complaint in " ".join(said.split())
-
-
 def test_a_list_has_an_engine_for_each_kind_of_run():
     plan = make_plan({"a": {}})
     engine_of = engines("local", Namespace(jobs=None))
@@ -134,11 +115,6 @@ def test_a_missing_extra_is_named_with_its_command(capsys, monkeypatch, printed,
     assert capsys.readouterr().err == (
         "error: --engine modal: there is no module 'modal'; pip install 'trl-ablate[modal]'\n"
     )
-
-
-def test_fetching_where_nothing_is_away(capsys, printed, where):
-    assert main(["fetch", *where]) == 0
-    assert capsys.readouterr().out == "no runs to fetch\n"
 
 
 def test_the_next_command_is_of_the_same_runs(tmp_path, capsys):
