@@ -182,29 +182,6 @@ def test_a_study_does_not_depend_on_where_its_command_is_typed(
         assert run.id == id_of(run.words[0], run.words[1:])
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        (SMALL + "arms: [grpo.yaml, lr_1e-5.yaml]\noverrides: {learning_rate: 1e-5}\n",
-         "'learning_rate' replaces what arm 'lr_1e-5'"),
-        (SMALL + "arms: [grpo.yaml, lr_1e-5.yaml]\ntune: {learning_rate: [1e-5, 3e-5]}\n",
-         "tune replaces the 'learning_rate' that lr_1e-5.yaml declares"),
-        (SMALL.replace("miniature", "auto") + "arms: [grpo.yaml, mine.yaml]\n",
-         "beyond what they declare"),
-        (SMALL + "factors: {scale_rewards: [group, nnoe]}\n",
-         "scale_rewards nnoe is refused in every cell: command line: scale_rewards is the"),
-        (SMALL + "factors: {surrogate: [no_clip, clip], delta: [4.0, null]}\n",
-         "the first level of every factor, the reference, is refused: surrogate 'no_clip' does"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_planned(write, text, complaint):
-    """`mine` has a profile of its own, which it does not declare."""
-    file = write(text, mine="extends: grpo.yaml\nprofile: rtx4090\nbeta: 0.1\n")
-    with pytest.raises(ConfigurationError) as raised:
-        planned(file)
-    assert complaint in str(raised.value)
-
-
 def test_the_saved_plan_of_a_tuned_design_comes_back(write):
     study = load_study(write(ILLEGAL + "tune: {learning_rate: [1e-5, 3e-5], halving: true}\n"))
     plans = study.path.parent / "studies"

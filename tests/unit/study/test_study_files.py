@@ -1,9 +1,10 @@
-"""Study files: what they may say, and what is refused before anything is resolved."""
+"""Study files: what they may say, and what is refused."""
 
 import pytest
 
 from trl_ablate import ConfigurationError
 from trl_ablate.study.definition import load_study
+from trl_ablate.study.resolution import resolve_plan
 
 HEAD = "question: q\nseeds: [0, 1]\nprofile: miniature\n"
 ONE = HEAD + "arms: [grpo.yaml]\n"
@@ -83,9 +84,22 @@ def test_a_study_with_looks(write):
         (FACTORS + "judge: two_part\n", "not judged in two parts"),
         (TWO_PART + "reference_seeds: 1\n", "reference_seeds is 1; give 2 or more"),
         (TWO_PART + "success: {treshold: 0.5}\n", "did you mean 'threshold'"),
+        # what the recipes of the arms show
+        (HEAD + "arms: [grpo.yaml, lr_1e-5.yaml]\noverrides: {learning_rate: 1e-5}\n",
+         "'learning_rate' replaces what arm 'lr_1e-5'"),
+        (HEAD + "arms: [grpo.yaml, lr_1e-5.yaml]\ntune: {learning_rate: [1e-5, 3e-5]}\n",
+         "tune replaces the 'learning_rate' that lr_1e-5.yaml declares"),
+        (HEAD.replace("miniature", "auto") + "arms: [grpo.yaml, mine.yaml]\n",
+         "beyond what they declare"),
+        (HEAD + "factors: {scale_rewards: [group, nnoe]}\n",
+         "scale_rewards nnoe is refused in every cell: command line: scale_rewards is the"),
+        (HEAD + "factors: {surrogate: [no_clip, clip], delta: [4.0, null]}\n",
+         "the first level of every factor, the reference, is refused: surrogate 'no_clip' does"),
     ],
 )  # fmt: skip
 def test_what_is_no_study(write, text, complaint):
+    """`mine` has a profile of its own, which it does not declare."""
+    file = write(text, mine="extends: grpo.yaml\nprofile: rtx4090\nbeta: 0.1\n")
     with pytest.raises(ConfigurationError) as raised:
-        load_study(write(text))
+        resolve_plan(load_study(file))
     assert complaint in str(raised.value)
