@@ -109,27 +109,23 @@ def test_the_command_prints_rules_steps_reasons_and_curves(tmp_path, capsys):
 
 
 def test_the_runs_of_a_project_are_inspected_one_by_one(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
-    project = as_trackio(history("healthy"), tmp_path)
+    """It is in the cache of huggingface_hub, named by its letters and digits, or in TRACKIO_DIR."""
+    folder = tmp_path / "trackio"
+    folder.mkdir()
+    project = as_trackio(history("healthy"), folder).rename(folder / "mymodel-2_b.db")
     rewards = [{"train/global_step": row["step"], "train/reward": row["reward"]}
                for row in history("collapsing")]  # fmt: skip
     add_run(project, "two", rewards)
-    assert main(["project"]) == 1  # by its name
-    assert capsys.readouterr().out.count("60 logged steps") == 2
-    assert main([str(tmp_path / "project.db"), "--run", "one"]) == 0
-    assert main(["project", "--run", "three"]) == 2
-    assert "--run is 'three', but the log has the runs one, two" in capsys.readouterr().err
-    assert main(["project", "--picture", "x.png"]) == 2
-
-
-def test_a_project_is_where_trackio_has_it(tmp_path, monkeypatch):
-    """In the cache of huggingface_hub, named by its letters and digits."""
     monkeypatch.delenv("TRACKIO_DIR", raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    folder = tmp_path / "trackio"
-    folder.mkdir()
-    as_trackio(history("healthy"), folder).rename(folder / "mymodel-2_b.db")
-    assert [log.name for log in read_logs("my.model-2_b")] == ["one"]
+    assert main(["my.model-2_b"]) == 1
+    assert capsys.readouterr().out.count("60 logged steps") == 2
+    assert main([str(project), "--run", "one"]) == 0
+    monkeypatch.delenv("HF_HOME")
+    monkeypatch.setenv("TRACKIO_DIR", str(folder))
+    assert main(["my.model-2_b", "--run", "three"]) == 2
+    assert "--run is 'three', but the log has the runs one, two" in capsys.readouterr().err
+    assert main(["my.model-2_b", "--picture", "x.png"]) == 2
 
 
 def test_rewards_that_are_named_as_seeds_are_no_seeds(tmp_path):
