@@ -64,5 +64,5 @@ HOSTILE = {
 }  # fmt: skip
 """What it attacks -> the text. Written as escapes, so that this file itself is harmless to read."""
 
-FEW = ("heading", "fence", "out of a summary", "mathematics", "many letters")
-"""A selection for default tests that need a second per text; the slow tests use all."""
+FEW = (*("heading", "fence", "out of a summary", "mathematics", "many letters", "escape sequence"),)
+"""One of each kind, for tests that need a second per text."""

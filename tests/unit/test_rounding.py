@@ -7,31 +7,25 @@ from trl_ablate.rounding import rounded
 
 
 @pytest.mark.parametrize(
-    ("dtype", "values", "expected"),
+    ("dtype", "weight", "expected"),
     [
         ("bfloat16", [1 + 2**-9, 1 + 2**-7, -3.0], [1.0, 1 + 2**-7, -3.0]),  # 8 bits of mantissa
         ("float16", [1 + 2**-12, 1 + 2**-10, 70000.0], [1.0, 1 + 2**-10, float("inf")]),
-        ("int8", [127.0, 64.4, -0.6], [127.0, 64.0, -1.0]),  # a step of 127 / 127
-        ("int8", [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]),
-        ("float8_e4m3fn", [448.0, 17.0, -0.9], [448.0, 16.0, -0.875]),  # 3 bits of mantissa
-        ("float8_e4m3fn", [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]),
+        # steps of 127 / 127, of 12.7 / 127 and, of a row without values, of nothing
+        ("int8", [[127.0, 64.4, -0.6], [12.7, 0.04, 0], [0.0] * 3],
+         [[127.0, 64.0, -1.0], [12.7, 0.0, 0], [0.0] * 3]),
+        ("float8_e4m3fn", [[448.0, 17.0, -0.9]], [[448.0, 16.0, -0.875]]),  # 3 bits of mantissa
+        # one scale for all rows: 448 / 44.8, with which 4.48 is between 44 and 48
+        ("float8_e4m3fn", [[44.8, 1.7], [4.48, 0.0]], [[44.8, 1.6], [4.4, 0.0]]),
+        ("float8_e4m3fn", [[0.0, 0.0]], [[0.0, 0.0]]),
+        # vectors (norms and biases) stay as they are
+        ("int8", [1.2345678, 0.1], [1.2345678, 0.1]),
+        ("float8_e4m3fn", [1.2345678, 0.1], [1.2345678, 0.1]),
     ],
-)
-def test_the_nearest_values(dtype, values, expected):
-    assert rounded(torch.tensor([values]), dtype).tolist() == [expected]
-
-
-def test_int8_has_a_step_for_each_row_and_float8_one_for_all():
-    weight = torch.tensor([[127.0, 0.4], [12.7, 0.04]])
-    assert rounded(weight, "int8")[1].tolist() == pytest.approx([12.7, 0.0])
-    scaled = torch.tensor([[44.8, 1.7], [4.48, 0.0]])
-    assert rounded(scaled, "float8_e4m3fn")[0].tolist() == pytest.approx([44.8, 1.6])
-
-
-@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
-def test_vectors_stay_as_they_are(dtype):
-    norm = torch.tensor([1.2345678, 0.1])
-    assert torch.equal(rounded(norm, dtype), norm)
+)  # fmt: skip
+def test_the_nearest_values(dtype, weight, expected):
+    found = rounded(torch.tensor(weight), dtype)
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-6, atol=0)
 
 
 def test_an_unknown_type_is_refused_by_name():

@@ -10,13 +10,11 @@ import pytest
 from transformers import TrainerControl, TrainerState
 
 from tests.conftest import REPOSITORY
-from trl_ablate import ConfigurationError, load_recipe
-from trl_ablate.config import AblationConfig
+from trl_ablate import AblationConfig, ConfigurationError, load_recipe
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.strict import parse_yaml
 from trl_ablate.run import identity
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.run.identity import git_state
 from trl_ablate.run.masking import MASK, Masker, known_secrets
 from trl_ablate.training.callbacks import RolloutWriter
 
@@ -24,7 +22,7 @@ TOKEN, OTHER = "hf_" + "Zz9Yy8Xx7Ww6Vv5Uu4Tt3Ss2Rr1Qq0Pp9", "not-of-the-usual-sh
 
 
 def resolve(**settings):
-    return load_recipe(SHIPPED / "grpo.yaml", "miniature", settings)
+    return load_recipe("grpo", "miniature", settings)
 
 
 def test_no_recipe_trusts_remote_code():
@@ -34,11 +32,10 @@ def test_no_recipe_trusts_remote_code():
     assert not [file for file in files if "trust_remote_code" in file.read_text("utf-8")]
 
 
-@pytest.mark.parametrize(
-    "settings", [{"trust_remote_code": True}, {"model_init_kwargs": {"trust_remote_code": True}}]
-)
-def test_trusting_remote_code_is_said_aloud(settings):
-    (said,) = resolve(**settings).warnings
+@pytest.mark.parametrize("group", [None, "model_init_kwargs"])
+def test_trusting_remote_code_is_said_aloud(group):
+    on = {"trust_remote_code": True}
+    (said,) = resolve(**({group: on} if group else on)).warnings
     assert "trust_remote_code is on: code from the model's repository runs on this machine" in said
 
 
@@ -69,13 +66,12 @@ def test_a_name_cannot_lead_out_of_its_folder(key):
 def test_what_a_run_names_lies_in_its_folder(tmp_path):
     """`output_dir` is the user's choice; no other setting of a recipe becomes part of a path."""
     resolved = resolve(arm="a..b", study="../../up", project="../../up", output_dir=str(tmp_path))
-    run = RunDirectory(Path(str(resolved.config.output_dir)))
+    run = RunDirectory(Path(resolved.config.output_dir))
     named = [getattr(run, name) for name in dir(RunDirectory) if not name.startswith("_")]
     paths = [path for path in named if isinstance(path, Path)] + [run.rollout_file(-3)]
     assert len(paths) > 6
     assert all(path.resolve().is_relative_to(tmp_path) for path in paths)
-    default = Path(str(resolve(arm="a..b").config.output_dir))
-    assert default == Path("runs/a..b-seed0")
+    assert Path(resolve(arm="a..b").config.output_dir) == Path("runs/a..b-seed0")
 
 
 def test_a_token_is_in_no_record(tmp_path, monkeypatch):
@@ -85,11 +81,13 @@ def test_a_token_is_in_no_record(tmp_path, monkeypatch):
     planted = RunDirectory(tmp_path / "run")
     planted.path.mkdir()
     words = ["train.py", "--hub_token", TOKEN, f"--hub-token={OTHER}"]
-    settings = {"hub_token": TOKEN, "model_init_kwargs": {"token": OTHER}, "run_name": "x"}
-    resolved = resolve(**settings)
-    secrets = known_secrets([resolved.settings], words, TOKEN)
-    planted.write_config(Masker(secrets, hide_home=False).value(resolved.to_dict()))
-    masker = Masker(secrets)
+    kept = {"stop": ["eos_token"], "run_name": "x"}
+    resolved = resolve(hub_token=TOKEN, model_init_kwargs={"token": OTHER}, **kept)
+    written = resolved.to_dict()
+    assert TOKEN not in str(written) and OTHER not in str(written)
+    assert kept.items() <= written["settings"].items()
+    masker = Masker(known_secrets([resolved.settings], words, TOKEN))
+    planted.write_config(masker.value(written))
     diff = f"+token = '{TOKEN}'\n+key: {OTHER}\n"
     described = {"command": masker.words(words), "git": {"commit": "c", "diff": diff}}
     with (
@@ -97,56 +95,39 @@ def test_a_token_is_in_no_record(tmp_path, monkeypatch):
         planted.recorded(clean=masker.text, **masker.value(described)),
     ):
         raise RuntimeError(f"401 for {TOKEN} and {OTHER}")
-    written = [file for file in planted.path.rglob("*") if file.is_file()]
-    assert {file.name for file in written} == {"run.json", "resolved_config.json"}
-    for file in written:
-        assert TOKEN not in file.read_text() and OTHER not in file.read_text(), file
+    files = {file.name: file.read_text() for file in planted.path.rglob("*") if file.is_file()}
+    assert files.keys() == {"run.json", "resolved_config.json"}
+    assert not any(secret in text for text in files.values() for secret in (TOKEN, OTHER))
     assert planted.read()["git"]["diff"].count(MASK) == 2
-    assert json.loads(planted.config_file.read_text())["config"]["model_init_kwargs"]
 
 
-def test_a_diff_of_the_working_tree_holds_what_was_planted(tmp_path):
-    """Masking is needed because uncommitted changes are recorded."""
+def test_uncommitted_changes_are_recorded_without_their_tokens(tmp_path, monkeypatch):
     git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org", "-C", str(tmp_path)]
     (tmp_path / "a.py").write_text("\n")
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
         subprocess.run([*git, *words], check=True)
     (tmp_path / "a.py").write_text(f"token = '{TOKEN}'\n")
-    state = git_state(tmp_path)
-    assert state is not None and TOKEN in state["diff"]
-    assert TOKEN not in str(Masker().value(state))
+    state = identity.git_state(tmp_path)
+    assert TOKEN in state["diff"] and TOKEN not in str(Masker().value(state))
     (tmp_path / "site-packages").mkdir()  # of an installation in somebody's checkout
     (tmp_path / "site-packages" / "b.py").touch()
-    assert git_state(tmp_path / "site-packages") is None
+    assert identity.git_state(tmp_path / "site-packages") is None
+    line = f"+token = '{TOKEN}'\n"  # a long diff is cut between lines, and not in a token
+    monkeypatch.setattr(identity, "_git", lambda folder, *words: line * 3000)
+    diff = identity.git_state(tmp_path)["diff"]
+    assert diff.endswith(line) and 100_000 - len(line) < len(diff) <= 100_000
 
 
 def test_no_rollout_that_is_kept_holds_a_token(tmp_path):
     rows = [{"prompt": TOKEN, "response": [{"role": "assistant", "content": TOKEN}], "reward": 1.0}]
     writer = RolloutWriter(RunDirectory(tmp_path), 4, 0)
-    writer.attach(SimpleNamespace(latest_rollouts=lambda: rows))  # type: ignore
+    writer.attach(SimpleNamespace(latest_rollouts=lambda: rows))
     state = TrainerState(is_world_process_zero=True, global_step=3)
     writer.on_evaluate(SimpleNamespace(report_to=[]), state, TrainerControl())
     (line,) = (tmp_path / "rollouts" / "step_000003.jsonl").read_text().splitlines()
     kept = json.loads(line)
     assert kept["prompt"] == kept["response"][0]["content"] == MASK and kept["reward"] == 1.0
     assert rows[0]["prompt"] == TOKEN  # the values for the training are not changed
-
-
-def test_a_long_diff_is_cut_between_lines(monkeypatch):
-    line = f"+token = '{TOKEN}'\n"
-    monkeypatch.setattr(identity, "_git", lambda folder, *words: line * 3000)
-    state = identity.git_state(None)  # type: ignore
-    assert state is not None and state["diff"].endswith(line)
-    assert 100_000 - len(line) < len(state["diff"]) <= 100_000
-
-
-def test_weights_are_saved_as_safetensors_only(make_trainer, tmp_path):
-    trainer = make_trainer()
-    trainer.save_model(str(tmp_path / "model"))
-    kinds = {file.suffix for file in (tmp_path / "model").iterdir()}
-    assert ".safetensors" in kinds
-    assert [file.name for file in (tmp_path / "model").glob("*.bin")] == ["training_args.bin"]
-    assert not kinds & {".pt", ".pth", ".pkl", ".ckpt", ".h5"}
 
 
 def test_every_line_of_the_threat_model_names_tests_that_exist():

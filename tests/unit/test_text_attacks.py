@@ -1,7 +1,8 @@
 """Hostile texts in every place that shows text: report, page, pictures, card, terminal.
 
-The corpus is `tests/support/hostile.py`. Each place gets every text in every field that comes from
-elsewhere, and must keep the structure that it has with a harmless word.
+The corpus is `tests/support/hostile.py`. Each place gets a text in every field that comes from
+elsewhere, and must keep the structure that it has with a harmless word. What makes texts safe is
+tried out with all of them in `tests/unit/run/test_untrusted.py`.
 """
 
 import io
@@ -15,24 +16,21 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
+from tests.support.finished_run import finished_run
 from tests.support.hostile import FEW, HOSTILE
 from tests.support.synthetic_study import METRIC, learning_rows, make_plan, write_run
-from trl_ablate.cli import check, evaluate
-from trl_ablate.cli.terminal import show_end, show_findings, show_recipe
+from trl_ablate.cli import evaluate, terminal
 from trl_ablate.estimates import by_group
 from trl_ablate.hub.card import model_card
-from trl_ablate.hub.contents import FinishedRun
+from trl_ablate.hub.contents import read_run
 from trl_ablate.metrics import stderr_of
-from trl_ablate.run.directory import RunDirectory
-from trl_ablate.run.masking import Masker
+from trl_ablate.recipe.places import PACKAGE
 from trl_ablate.run.untrusted import SafeConsole, for_terminal
 from trl_ablate.study.outline import grid, show_plan
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 from trl_ablate.trainer.one_shot import of_question
-from trl_ablate.training.checking import Checked, Graded
-from trl_ablate.training.machine import Finding
 
 MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 WORD = "word"
@@ -40,51 +38,46 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
 )
-
-SLOW = pytest.mark.slow
 ALL = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 
 
 def group_metrics(text: str) -> dict[str, float]:
     """The metrics of an evaluation by a column with the text: their names hold it."""
-    row = {"reward": 0.5, "length": 3, "truncated": False}
-    rows = [{**row, **of_question({"level": text}, "level")}] * 2
-    return {f"eval_{name}": value for name, value in by_group(rows, 1, "level").items()}
+    row = {"reward": 0.5, "length": 3, "truncated": False, **of_question({"level": text}, "level")}
+    return {f"eval_{name}": value for name, value in by_group([row] * 2, 1, "level").items()}
 
 
 def reported(folder: Path, text: str) -> Path:
     """The report of a study with the text in every name, note, setting, reason and rollout."""
     first, second = f"one {text}", f"two {text}"
     plan = make_plan({first: {"top": 0.6}, second: {"top": 0.7}}, seeds=(0, 1))
-    said = {"stop": text}
+    said, metric = {"stop": text}, f"{METRIC}/level={text}"
 
     def named(run):
         return replace(run, words=("arm.yaml", *run.words[1:], f"--stop={text}"))
 
     arms = tuple(
         replace(
-            arm, recipe=f"{text}.yaml", declared={**arm.declared, **said}, inert=said,
-            values={**arm.values, **said}, warnings=(text,), runs=tuple(map(named, arm.runs)),
+            arm, recipe=f"{text}.yaml", declared=arm.declared | said, values=arm.values | said,
+            inert=said, warnings=(text,), runs=tuple(map(named, arm.runs)),
         )
         for arm in plan.arms
     )  # fmt: skip
     plan = replace(
         plan, study=f"s {text}", question=f"q {text}", seeds_answer=f"a {text}", base=text,
         notes=(f"n {text}",), profile=f"p {text}", profile_reason=text, arms=arms,
-        against={second: first}, primary_metric=f"{METRIC}/level={text}",
+        against={second: first}, primary_metric=metric,
     )  # fmt: skip
-    decides = {METRIC: plan.primary_metric, f"{METRIC}_stderr": stderr_of(plan.primary_metric)}
     store = RunStore(folder / "runs")
+    names = {METRIC: metric, f"{METRIC}_stderr": stderr_of(metric)}
     rollouts = [{"prompt": text, "response": text, "ground_truth": text, "reward": 1.0}]
     for number, arm in enumerate(plan.arms):
         for run in arm.runs:
             learned = learning_rows(10 * number + run.seed, 0.6)
-            rows = ({decides.get(key, key): row[key] for key in row} for row in learned)
-            settings = {"top": (0.6, 0.7)[number]}
-            directory = write_run(store, run, settings, rows, rollouts=rollouts)
-            directory.update(
-                status="failed" if run.seed else "finished",
-                reason=f"r {text}" if run.seed else None,
+            rows = ({names.get(key, key): row[key] for key in row} for row in learned)
+            settings = {"top": arm.declared["top"]}
+            write_run(store, run, settings, rows, rollouts=rollouts).update(
+                status="failed" if run.seed else "finished", reason=f"r {text}" * run.seed or None,
                 git={"commit": text or "c", "diff": ""}, versions={"trl": text}, python=text,
                 gpu=text, profile=f"p{number} {text}",
             )  # fmt: skip
@@ -97,9 +90,9 @@ def harmless(tmp_path_factory) -> Path:
     return reported(tmp_path_factory.mktemp("harmless"), WORD)
 
 
-def outline(file: Path) -> list[str]:
-    """The kinds of blocks in a Markdown file, in order."""
-    return [token.type for token in MARKDOWN.parse(file.read_text(encoding="utf-8"))]
+def kinds(markdown: str) -> list[str]:
+    """The kinds of blocks in a Markdown text, in order."""
+    return [token.type for token in MARKDOWN.parse(markdown)]
 
 
 def tags(page: str) -> list[tuple[str, list[str]]]:
@@ -111,19 +104,11 @@ def tags(page: str) -> list[tuple[str, list[str]]]:
     return found
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param(text, id=name, marks=() if name in FEW else SLOW)
-        for name, text in HOSTILE.items()
-        if text.strip()  # a field without text is left out of a report
-    ],
-)
-def test_a_report_keeps_its_structure(tmp_path, harmless, text):
-    out = reported(tmp_path, text)
+@pytest.mark.parametrize("name", FEW)
+def test_a_report_keeps_its_structure(tmp_path, harmless, name):
+    out = reported(tmp_path, HOSTILE[name])
     markdown, page = ((out / name).read_text("utf-8") for name in ("REPORT.md", "report.html"))
-    assert outline(out / "REPORT.md") == outline(harmless / "REPORT.md")
+    assert kinds(markdown) == kinds((harmless / "REPORT.md").read_text("utf-8"))
     inside = {c.type for t in MARKDOWN.parse(markdown) for c in t.children or ()}
     assert inside <= {"text", "image", "code_inline"}
     assert tags(page) == tags((harmless / "report.html").read_text("utf-8"))
@@ -143,122 +128,83 @@ def test_no_report_holds_a_token_of_a_rollout_a_reason_or_a_command(tmp_path):
     assert not [name for name in files for one in PLANTED if one.encode() in files[name]]
 
 
-def card_of(folder: Path, text: str) -> str:
-    """The card of a run with the text in every field of its records that can contain it."""
-    for name in ("checkpoint_best", "checkpoint_last"):
-        (folder / name).mkdir(exist_ok=True)
-        (folder / name / "model.safetensors").write_bytes(b"w")
-        (folder / name / "config.json").write_text("{}")
-    row = {"step": 2, "grpo_step": 2, "seconds": 2.0, "eval_reward": 0.5, **group_metrics(text)}
-    run = FinishedRun(
-        path=folder,
-        record={
-            "status": "stopped", "reason": f"r {text}", "recipe": text, "profile": text,
-            "arm": f"a {text}", "seed": text, "study": text or "s", "python": f"3 {text}",
-            "versions": {"trl": f"v {text}"}, "command": ["scripts/train.py", f"--x={text}"],
-            "git": {"commit": f"c {text}", "changed": True},
-        },
-        config={
-            "changes": {"stop": [text, [text]]},
-            "settings": {"stop": text},
-            "config": {"trackio_space_id": f"me/{text}"},
-            "task": {"start": "base", "starts": None, "dataset": "math", "eval_size": 8,
-                     "eval_split": text},
-            "model": {"model_name_or_path": f"m{text}/n" if "/" not in text else text},
-        },
-        rows=[row],
-        masker=Masker(hide_home=False),
+def card_of(folder: Path, text: str) -> tuple[dict, str]:
+    """The metadata and the Markdown of the card of a run with the text in every field of its
+    records that can contain it."""
+    run = read_run(finished_run(folder))
+    run.record.update(
+        reason=f"r {text}", recipe=text, profile=text, arm=f"a {text}", seed=text,
+        study=text or "s", python=f"3 {text}", versions={"trl": f"v {text}"},
+        command=["scripts/train.py", f"--x={text}"], git={"commit": f"c {text}", "changed": True},
     )  # fmt: skip
+    run.config.update(
+        changes={"stop": [text, [text]]}, settings={"stop": text},
+        config={"trackio_space_id": f"me/{text}"},
+        task={**run.config["task"], "eval_split": text},
+        model={"model_name_or_path": f"m{text}/n" if "/" not in text else text},
+    )  # fmt: skip
+    row = {"step": 2, "grpo_step": 2, "seconds": 2.0, "eval_reward": 0.5, **group_metrics(text)}
+    run.rows[:] = [row]
     licence = {"license": "other", "license_name": f"l {text}", "license_link": f"k {text}"}
-    return model_card(run, "me/x", licence, picture=True)
-
-
-def parts(card: str) -> tuple[dict, list[str]]:
-    """The metadata, and the kinds of blocks after it."""
-    assert card.startswith("---\n")
+    card = model_card(run, "me/x", licence, picture=True)
+    assert card.startswith("---\n") and not UNSAFE.search(card) and card.encode()
     metadata, _, body = card.removeprefix("---\n").partition("\n---\n")
-    kinds = [token.type for token in MARKDOWN.parse(body.split("\n## Dashboard")[0])]
-    return yaml.safe_load(metadata), kinds
+    return yaml.safe_load(metadata), body
 
 
 def keys(value) -> object:
     if isinstance(value, dict):
-        return {key: keys(item) for key, item in value.items()}
+        return {key: keys(item) for key, item in value.items() if "base_model" not in key}
     return [keys(item) for item in value] if isinstance(value, list) else type(value).__name__
 
 
-@pytest.mark.sample(12)
 @ALL
 def test_a_card_keeps_its_metadata_and_its_structure(tmp_path, text):
-    card = card_of(tmp_path, text)
-    (metadata, kinds), (usual, structure) = parts(card), parts(card_of(tmp_path, WORD))
-    for found in (metadata, usual):
-        found.pop("base_model", None)
-        found.pop("base_model_relation", None)
+    (metadata, body), (usual, harmless) = (
+        card_of(tmp_path / name, one) for name, one in {"run": text, "harmless": WORD}.items()
+    )
     assert keys(metadata) == keys(usual)
-    assert kinds == structure
-    assert not UNSAFE.search(card)
-    card.encode()
+    structure, expected = (kinds(one.split("\n## Dashboard")[0]) for one in (body, harmless))
+    assert structure == expected
 
 
 def test_a_name_with_markup_is_no_link_to_the_hub(tmp_path):
-    card = card_of(tmp_path, "x](https://evil.example)")
-    body = MARKDOWN.render(card.partition("\n---\n")[2])
+    body = MARKDOWN.render(card_of(tmp_path, "x](https://evil.example)")[1])
     assert 'href="https://evil' not in body and 'href="https://huggingface.co' in body
 
 
-def checked(text: str) -> Checked:
-    """What `trl-ablate check` has found in data with the text."""
-    graded = Graded([text], [0.5], 0.001)
-    row = {"question": text, "prompt": text, "answer": text}
-    return Checked(
-        sizes={"train": 1, "eval": 1}, columns=[text], prompts=[text], repeated=[text],
-        shared=[text], questions=[row], format=text, reference=replace(graded, rewards=[None]),
-        wrong=graded, empty=graded, reward_names=[text],
+def show_run_and_study(console: SafeConsole, text: str, folder: Path) -> None:
+    resolved = SimpleNamespace(
+        recipe=Path(f"r{text}"), profile=text, profile_reason=text, warnings=[text],
+        settings={f"k{text}": text}, layers={f"k{text}": text},
+        changes={text: (text, text)}, inert={text: text},
     )  # fmt: skip
-
-
-def shown(text: str, folder: Path) -> str:
-    """Everything that the terminal shows of a run and of a study, as sent to a colour terminal."""
-    from trl_ablate.cli import terminal
-
-    file = io.StringIO()
-    console = SafeConsole(file=file, force_terminal=True, color_system="truecolor", width=5000)
-    before, terminal.console = terminal.console, console
-    try:
-        resolved = SimpleNamespace(
-            recipe=Path(f"r{text}"), profile=text, profile_reason=text, warnings=[text],
-            settings={f"k{text}": text}, layers={f"k{text}": text},
-            changes={text: (text, text)}, inert={text: text},
-        )  # fmt: skip
-        show_recipe(resolved, everything=True)
-        show_findings([Finding(text, text, fix=text)])
-        check.console, evaluate.console = console, console
-        check.show(checked(text))
-        groups = {name[len("eval_") :]: one for name, one in group_metrics(text).items()}
-        metrics = {"metrics": {"reward": 0.5, **groups}, "standard_errors": {"reward": 0.1}}
-        console.print(evaluate.table({f"s {text}": {"questions": 1, **metrics}}, title=text))
-        run = RunDirectory(folder / "run")
-        run.path.mkdir(exist_ok=True)
-        run.update(seconds=3.0)
-        show_end(run)
-    finally:
-        terminal.console = check.console = evaluate.console = before
+    terminal.show_recipe(resolved, everything=True)
+    groups = {name.removeprefix("eval_"): one for name, one in group_metrics(text).items()}
+    metrics = {"metrics": {"reward": 0.5, **groups}, "standard_errors": {"reward": 0.1}}
+    console.print(evaluate.table({f"s {text}": {"questions": 1, **metrics}}, title=text))
     plan = make_plan({f"one {text}": {"top": 0.6}, f"two {text}": {"top": 0.7}})
     plan = replace(plan, study=text, question=text, profile=text, notes=(text,), base=text)
-    store = RunStore(folder / "runs")
-    show_plan(console, StudyRuns(plan, store), 1)
-    console.print(grid(StudyRuns(plan, store)))
-    console.print(text)
-    return file.getvalue()
+    runs = StudyRuns(plan, RunStore(folder / "runs"))
+    show_plan(console, runs, 1)
+    console.print(grid(runs))
 
 
-@pytest.mark.sample(12)
 @ALL
-def test_a_terminal_shows_texts_as_they_are(tmp_path, text):
-    seen = COLOURS.sub("", shown(text, tmp_path))
+def test_a_terminal_shows_texts_as_they_are(tmp_path, monkeypatch, text):
+    file = io.StringIO()
+    console = SafeConsole(file=file, force_terminal=True, color_system="truecolor", width=5000)
+    monkeypatch.setattr(terminal, "console", console)
+    show_run_and_study(console, text, tmp_path)
+    terminal.line(text)
+    seen = COLOURS.sub("", file.getvalue())
     assert not UNSAFE.search(seen)
     seen.encode()
     for line in for_terminal(text).split("\n"):
         words = line.split()
         assert not words or seen.count(words[0]) >= 10
+
+
+def test_no_command_prints_on_another_console():
+    others = re.compile(r"(?<!\w)Console\(")
+    assert not [file for file in PACKAGE.rglob("*.py") if others.search(file.read_text("utf-8"))]

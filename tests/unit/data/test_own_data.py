@@ -3,11 +3,13 @@
 import pytest
 
 from tests.unit.data.test_questions import ROWS, load, numbered, write_lines
+from trl_ablate import miniature
 from trl_ablate.data.filters import conditions, filtered, of_these
 from trl_ablate.data.questions import load_questions
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import pass_rates
 from trl_ablate.task import TaskArguments
+from trl_ablate.training.building import evaluation_sets
 
 KEPT = [
     ("level >= 2", [1, 2]), ("level > 1 and level < 3", [1]), ("level <= 1", [0]),
@@ -42,14 +44,11 @@ def test_the_number_in_a_text_is_compared_and_a_value_is_no_python():
     ("condition", "sentence"),
     [
         ("level", "is not a condition; write COLUMN OPERATOR VALUE"),
-        ("__import__('os')", "is not a condition"),
         ("level => 3", "is not a condition|has '> 3'"),
         ("level >= high", "has 'high' after >=; give a number"),
         ("source in book", "needs a list after in; write"),
         ("source != web AND level >= 3", "has 'web AND level >= 3' after !=; join"),
-        ("source == book or source == web", "has 'book or source == web' after ==; join"),
         ("source == 'book' || source == 'web'", "join conditions with `and`"),
-        ("source != web, level >= 3", "join conditions with `and`"),
         ("level in [1, 2", r"has '\[1, 2' after in; .* end a list"),
         ("level in [1], source in [web]", "after in; .* end a list"),
         ("lvl >= 3", "names the column 'lvl', which dataset 'mine' does not have; it has question"),
@@ -77,72 +76,57 @@ def test_levels_and_subjects_in_any_spelling_before_the_size(tmp_path):
             load(source, **given)
 
 
+# Evaluation sets
+
+
 def test_an_evaluation_set_has_its_own_data_and_settings(tmp_path):
     source = write_lines(tmp_path / "mine.jsonl", *ROWS)
-    write_lines(tmp_path / "other.jsonl", {"q": "9?", "a": 9}, {"q": "8?", "a": 8})
-    other = {"dataset": str(tmp_path / "other.jsonl"), "split": "test", "size": 1}
+    other = write_lines(tmp_path / "other.jsonl", {"q": "9?", "a": 9}, {"q": "8?", "a": 8})
     task = TaskArguments(
         dataset=source, filter="level > 1", eval_size=9, subset_seed=5, skip_bad_rows=True,
+        reward_funcs=["answer"],
         eval_sets={
             "hard": {"filter": "level >= 3"},
-            "other": {**other, "question_column": "q", "answer_column": "a"},
+            "other": {"dataset": other, "split": "test", "size": 1, "question_column": "q",
+                      "answer_column": "a", "reward": "question_only"},
         },
     )  # fmt: skip
     for name, asked in (("hard", "3+3?"), ("other", "8?")):
         assert load_questions(task.evaluation_task(name), "eval")["question"][:] == [asked]
     assert load_questions(task, "eval")["question"][:] == ["2+2?", "3+3?"]
     assert task.evaluation_task("other").filter is None
-    task = TaskArguments(reward_funcs=["answer"], eval_sets={"a": {"reward": "question_only"}})
-    assert not task.evaluation_task("a").own_rewards  # its `reward` replaces reward_funcs
+    assert not task.evaluation_task("other").own_rewards  # its `reward` replaces reward_funcs
 
 
-def test_evaluation_sets_are_drawn_like_the_main_one_and_leave_it_as_it_is(tmp_path):
-    from trl_ablate import miniature
-    from trl_ablate.training.building import evaluation_sets
-
-    rows = [{"question": f"{n}?", "answer": str(n)} for n in range(20)]
+def test_further_sets_are_drawn_like_the_main_one_and_leave_it_as_it_is(tmp_path):
+    mine = write_lines(tmp_path / "mine.jsonl", *numbered(20))
     common = {"dataset": "miniature", "eval_size": 5, "prompt_style": "short"}
-    (main,) = evaluation_sets(TaskArguments(**common), miniature.tokenizer()).values()
-    mine = {"mine": write_lines(tmp_path / "mine.jsonl", *rows)}
-    task = TaskArguments(**common, eval_sets=mine, eval_split="test")
-    sets = evaluation_sets(task, miniature.tokenizer())
-    assert list(sets) == ["", "mine"]
-    assert sets[""].to_list() == main.to_list()
-    assert len(sets["mine"]) == 5
-    assert all(row["question"] in row["prompt"] for row in sets["mine"])
+    alone, both = (
+        evaluation_sets(TaskArguments(**common, **more), miniature.tokenizer())
+        for more in ({}, {"eval_sets": {"mine": mine}, "eval_split": "test"})
+    )
+    assert [*both] == ["", "mine"]
+    assert [both[""].to_list()] == [one.to_list() for one in alone.values()]
+    assert len(both["mine"]) == 5 and all(row["question"] in row["prompt"] for row in both["mine"])
 
 
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        ({"sise": 3}, "'mine' has the unknown key 'sise'; use dataset"),
-        ({"size": "3"}, "size of 'mine' is '3'; give a whole number"),
-        ({"levels": "12"}, "levels of 'mine' is '12'; give a list"),
-        ({"size": 0}, "eval_size is 0"),
-        ({"reward_funcs": ["anser"]}, "did you mean 'answer'"),
-    ],
-)
-def test_a_wrong_evaluation_set_is_refused(given, sentence):
-    with pytest.raises(ConfigurationError, match=sentence):
-        TaskArguments(eval_sets={"mine": given})
+# Pass rates
 
 
 def of_rates(tmp_path, rates, between, dataset=None):
     rows = [{"question": question, "pass_rate": rate} for question, rate in rates.items()]
     pass_rate = {"file": write_lines(tmp_path / "rates.jsonl", *rows), "between": between}
-    source = write_lines(tmp_path / "train.jsonl", *ROWS)
-    return TaskArguments(dataset=dataset or source, pass_rate=pass_rate, train_size=2)
+    source = dataset or write_lines(tmp_path / "train.jsonl", *ROWS)
+    return TaskArguments(dataset=source, pass_rate=pass_rate, train_size=2)
 
 
 def test_questions_are_chosen_by_their_pass_rate_before_the_size(tmp_path):
     task = of_rates(tmp_path, {"1+1?": 0.0, "2+2?": 0.5, "3+3?": None}, [0.1, 0.9])
-    data = load_questions(task, "train")
-    assert data["question"][:] == ["2+2?"]
+    assert load_questions(task, "train")["question"][:] == ["2+2?"]
     assert len(load_questions(task, "eval")) == 3
     alls = load("miniature/sums", train_size=200)["question"][:]
     task = of_rates(tmp_path, dict.fromkeys(alls[5:9], 0.5), [0.1, 0.9], "miniature/sums")
-    data = load_questions(task, "train")
-    assert data["question"][:] == alls[5:7]
+    assert load_questions(task, "train")["question"][:] == alls[5:7]
     even = load("miniature/sums", filter="answer == 100", train_size=3)
     assert even["answer"][:] == ["100"] * 3
 
@@ -153,8 +137,8 @@ def test_a_row_without_a_question_has_the_rate_of_its_prompt(tmp_path):
     rates = pass_rates([{**row, "reward": float(row is rows[1])} for row in rows])
     pass_rate = {"file": write_lines(tmp_path / "rates.jsonl", *rates), "between": [0.5, 1]}
     source = write_lines(tmp_path / "mine.jsonl", *rows)
-    task = TaskArguments(dataset=source, pass_rate=pass_rate, prompt_column="prompt")
-    assert load_questions(task, "train")["prompt"][:] == prompts[1:2]
+    found = load(source, pass_rate=pass_rate, prompt_column="prompt")
+    assert found["prompt"][:] == prompts[1:2]
 
 
 @pytest.mark.parametrize(
@@ -169,12 +153,3 @@ def test_wrong_pass_rates_are_refused(tmp_path, rates, between, sentence):
     task = of_rates(tmp_path, rates, between)
     with pytest.raises(ConfigurationError, match=sentence):
         load_questions(task, "train")
-
-
-def test_a_wrong_pass_rate_setting_is_refused():
-    for between in ([1, 0], [0.1], ["0", "1"], None):
-        with pytest.raises(ConfigurationError, match="pass_rate"):
-            TaskArguments(pass_rate={"file": "a", "between": between})
-    for given in ({}, {"file": "a"}, {"file": 1, "between": [0, 1]}):
-        with pytest.raises(ConfigurationError, match="pass_rate"):
-            TaskArguments(pass_rate=given)

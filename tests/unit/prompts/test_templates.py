@@ -15,30 +15,27 @@ R1_ZERO = (
 )
 
 
+def messages(system: str, user: str) -> list[dict[str, str]]:
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
+
 def test_texts_are_word_for_word():
     assert render("r1_zero", "What is 1+1?") == R1_ZERO
     assert render("r1_zero", "1+1?", "short") == "User: 1+1?\nAssistant: <think>"
     for style in ("full", "short"):
         assert render("question_only", "What is 1+1?", style) == "What is 1+1?"
+    asked = "1+1? Reply with the number only."  # more than the question
+    assert render("last_number", "1+1?", "short") == messages("You are a calculator.", asked)
+    own = prompt_writer("last_number", "short", "Mine.", ["question"])({"question": "1+1?"})
+    assert own == messages("Mine.", asked)
 
 
 @pytest.mark.parametrize("style", ["full", "short"])
 @pytest.mark.parametrize("tag", ["reasoning", "think"])
 def test_xml_templates_are_a_system_prompt_and_a_question(tag, style):
-    system, user = render(f"{tag}_xml", "What is 1+1?", style)
-    assert system["role"] == "system"
-    assert user == {"role": "user", "content": "What is 1+1?"}
-    for part in (f"<{tag}>", f"</{tag}>\n<answer>", "</answer>"):
-        assert part in system["content"]
-    assert len(prompt_text(f"{tag}_xml", "short")) < len(prompt_text(f"{tag}_xml")) / 3
-
-
-def test_the_message_of_the_user_may_have_more_than_the_question():
-    user = {"role": "user", "content": "1+1? Reply with the number only."}
-    system = {"role": "system", "content": "You are a calculator."}
-    assert render("last_number", "1+1?", "short") == [system, user]
-    own = prompt_writer("last_number", "short", "Mine.", ["question"])({"question": "1+1?"})
-    assert own == [{**system, "content": "Mine."}, user]
+    text = prompt_text(f"{tag}_xml", style)
+    assert render(f"{tag}_xml", "What is 1+1?", style) == messages(text, "What is 1+1?")
+    assert all(part in text for part in (f"<{tag}>", f"</{tag}>\n<answer>", "</answer>"))
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -46,14 +43,6 @@ def test_braces_and_backslashes_in_a_question_stay(name):
     question = r"Let $\{x, {0}\}$ and {question} be sets \n. %s"
     prompt = render(name, question)
     assert question in (prompt if isinstance(prompt, str) else prompt[-1]["content"])
-    assert prompt_writer(name, "full", None, ["question"])({"question": question}) == prompt
-
-
-def test_unknown_names_list_the_known_ones():
-    with pytest.raises(ConfigurationError, match="'r1zero'.*r1_zero, question_only"):
-        render("r1zero", "1+1?")
-    with pytest.raises(ConfigurationError, match="'tiny'.*full, short"):
-        render("r1_zero", "1+1?", "tiny")
 
 
 # The user's own files
@@ -63,56 +52,49 @@ ASKED = r"What is \frac{1}{2}?"
 ROW = {"question": ASKED, "level": 3, "hint": None}
 
 
-def written(tmp_path, text, name="prompt.txt", system=None):
+def written(tmp_path, name, text, system=None):
     if text is not None:
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     return prompt_writer(str(tmp_path / name), "full", system, tuple(ROW))(ROW)
 
 
 @pytest.mark.parametrize(
     ("name", "text", "prompt"),
     [
-        (
-            "p.txt",
-            "Level {level}: {question} Answer as \\boxed{}, or {{question}} {1}.\n",
-            r"Level 3: What is \frac{1}{2}? Answer as \boxed{}, or {question} {1}.",
-        ),
+        ("p.txt", "Level {level}: {question} Answer as \\boxed{}, or {{question}} {1}.\n",
+         rf"Level 3: {ASKED} Answer as \boxed{{}}, or {{question}} {{1}}."),
         ("mark.txt", "\ufeff{question}", ASKED),  # as Windows saves a text
         ("p.jinja", "{% if level > 2 %}Hard: {% endif %}{{ question }}", "Hard: " + ASKED),
     ],
-)
+)  # fmt: skip
 def test_a_file_takes_any_column(tmp_path, name, text, prompt):
-    assert written(tmp_path, text, name) == prompt
+    assert written(tmp_path, name, text) == prompt
 
 
 def test_a_system_prompt_makes_messages(tmp_path):
-    user = {"role": "user", "content": "Q: " + ASKED}
-    found = written(tmp_path, "Q: {question}", system="Add.")
-    assert found == [{"role": "system", "content": "Add."}, user]
-    assert written(tmp_path, "Q: {question}", system="") == [user]
-    system, user = prompt_writer("think_xml", "full", "Mine.", list(ROW))(ROW)
-    assert (system["content"], user["content"]) == ("Mine.", ASKED)
+    expected = messages("Add.", "Q: " + ASKED)
+    assert written(tmp_path, "p.txt", "Q: {question}", system="Add.") == expected
+    assert written(tmp_path, "p.txt", "Q: {question}", system="") == expected[1:]
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "sentence"),
+    ("name", "text", "sentence"),
     [
-        ("Solve it.", "p.txt", "does not contain {question}"),
-        ("Solve it.", "p.jinja", "does not contain {question}"),
-        ("{question} {leval}", "p.txt", "column 'leval', which the data do not have; they have"),
-        ("{{ question }} {{ leval }}", "p.jinja", "names the column 'leval'"),
-        ("{question} {hint}", "p.txt", "'hint', which is empty for the question"),
-        ("{{ question }", "p.jinja", "is not a Jinja template"),
-        ("{{ question }} {{ level / 0 }}", "p.jinja", "cannot write the prompt.*ZeroDivisionError"),
-        ("{{ question }} {{ ''.__class__.__mro__ }}", "p.jinja", "cannot write the prompt"),
-        (None, "none.txt", "no template file .*none.txt"),
-        (None, "folder.txt", "cannot be read: Is a directory"),
-        (None, "bytes.txt", "not UTF-8"),
+        ("p.txt", "Solve it.", "does not contain {question}"),
+        ("p.jinja", "Solve it.", "does not contain {question}"),
+        ("p.txt", "{question} {leval}", "column 'leval', which the data do not have; they have"),
+        ("p.jinja", "{{ question }} {{ leval }}", "names the column 'leval'"),
+        ("p.txt", "{question} {hint}", "'hint', which is empty for the question"),
+        ("p.jinja", "{{ question }", "is not a Jinja template"),
+        ("p.jinja", "{{ question }} {{ level / 0 }}", "cannot write the prompt.*ZeroDivisionError"),
+        ("p.jinja", "{{ question }} {{ ''.__class__.__mro__ }}", "cannot write the prompt"),
+        ("bytes.txt", b"\xff{question}", "not UTF-8"),
+        ("none.txt", None, "no template file .*none.txt"),
+        ("folder.txt", None, "cannot be read: Is a directory"),
     ],
 )
-def test_a_wrong_file_is_refused_in_one_sentence(tmp_path, text, name, sentence):
+def test_a_wrong_file_is_refused_in_one_sentence(tmp_path, name, text, sentence):
     (tmp_path / "folder.txt").mkdir()
-    (tmp_path / "bytes.txt").write_bytes(b"\xff{question}")
     with pytest.raises(ConfigurationError, match=sentence) as raised:
-        written(tmp_path, text, name)
+        written(tmp_path, name, text)
     assert "\n" not in str(raised.value)
