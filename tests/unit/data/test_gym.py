@@ -85,7 +85,7 @@ def test_the_own_answers_of_every_task_earn_full_reward():
 
     short = set()
     for name in sorted(DATASETS):
-        gym = {"datasets": [{"name": "gcd"}]} if name == "composite" else None
+        gym = {"datasets": COMPOSITE["datasets"]} if name == "composite" else None
         found = rows(dataset=f"reasoning_gym/{name}", gym=gym, train_size=1, template="r1_zero")
         texts = [f" </think> <answer> {answer} </answer>" for answer in found["answer"]]
         short |= {name} if score([], texts, [], **places(found)) != [1.0] else set()
@@ -137,9 +137,8 @@ def test_every_scorer_that_runs_an_answer_is_known():
 
 
 @pytest.mark.slow
-def test_scorers_run_in_workers_that_are_killed(monkeypatch):
+def test_scorers_run_in_workers_that_are_killed():
     """The task decides what a formula is worth, and that may take for ever."""
-    monkeypatch.setattr("trl_ablate.rewards.own.chosen.GYM_SECONDS", 2.0)
     puzzle = {**SETTINGS, "dataset": "reasoning_gym/puzzle24"}
     (spec,) = TaskArguments(**puzzle).own_rewards
     (function,) = chosen_rewards([spec], Tools(MathGrader(1), None, str, workers=1)).functions
