@@ -4,7 +4,7 @@
 `waits_for` (a file: half way, the run waits for it), and `fails`, `dies`, `never_starts`,
 `refused`: how often it raises, is killed, or ends with code 1 or 2 before it writes anything.
 Beside the run directory, or in the folder `FAKE_STARTS`, it writes `ID.starts`, one line per start,
-`ID.ends`, one per end, and `twice` if two processes used one run. Every fifth step is a checkpoint.
+and `twice` if two processes used one run. Every fifth step is a checkpoint.
 """
 
 import argparse
@@ -46,12 +46,6 @@ def main() -> None:
         if mode == "overwrite":
             delete(directory)
         train(options, settings, attempt, directory)
-    with beside(directory.path, ".ends").open("a") as file:
-        file.write(f"{os.getpid()}\n")
-
-
-def beside(directory: Path, suffix: str) -> Path:
-    return Path(os.environ.get("FAKE_STARTS", directory.parent)) / f"{directory.name}{suffix}"
 
 
 def train(options, settings, attempt: int, directory: RunDirectory) -> None:
@@ -87,7 +81,7 @@ def save(checkpoint: Path) -> None:
 
 def count_start(directory: Path) -> int:
     """The number of this start of the run; writes `twice` if another process of it is alive."""
-    starts = beside(directory, ".starts")
+    starts = Path(os.environ.get("FAKE_STARTS", directory.parent)) / f"{directory.name}.starts"
     earlier = [int(line) for line in starts.read_text().split()] if starts.exists() else []
     if any(alive(pid) for pid in earlier):
         starts.with_name("twice").write_text(directory.name)

@@ -1,7 +1,5 @@
 """Texts that break or take over the program that shows them: one list for all tests."""
 
-BIDI = "\u202eevil\u2066 \u200f"
-
 HOSTILE = {
     "escape sequence": "\x1b[31mred\x1b[2J\x1b[1;1Hgone",
     "C1 escape": "\x9b31mred\x9dtitle\x9c",
@@ -13,7 +11,7 @@ HOSTILE = {
     "carriage return": "real\rfake",
     "Windows lines": "one\r\ntwo",
     "delete": "a\x7fb",
-    "right to left": f"user{BIDI}name",
+    "right to left": "user\u202eevil\u2066 \u200fname",
     "line separators": "a\u2028# b\u2029c\x85d\x0b\x0ce",
     "lone surrogate": "a\ud800b\udcffc",
     "no characters": "a\ufffeb\uffffc\ufeffd",

@@ -12,7 +12,6 @@ from trl_ablate.study.tuning import make_tuning
 def tuned_plan(
     tops: Mapping[str, Sequence[float]],
     *,
-    tuning_seeds: int = 2,
     seeds: Sequence[int] = (0, 1, 2),
     halving: bool = False,
     against: Mapping[str, str] | None = None,
@@ -23,7 +22,7 @@ def tuned_plan(
     there. `settings` go to every fake training, `fails` to those of a candidate."""
     longest = max(map(len, tops.values()))
     tuning = make_tuning(
-        {"lr": list(range(1, longest + 1))}, seeds=tuning_seeds, by="final", halving=halving,
+        {"lr": list(range(1, longest + 1))}, seeds=2, by="final", halving=halving,
         arms=list(tops), used=set(seeds), what="study",
     )  # fmt: skip
     arms = {

@@ -168,9 +168,5 @@ def _command(
         import_module("tests.support.warmed").start_graders_at_once()
     if sabotage:
         sabotage()
-    _run_command(command, words)
-
-
-def _run_command(command: str, words: Sequence[str]) -> None:
     sys.argv = [f"trl-ablate {command}", *words]
     sys.exit(import_module(f"trl_ablate.cli.{command}").main(list(words)))

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from tests.support.trainers import digits  # noqa: F401
+
 HERE = Path(__file__).resolve()
 
 
@@ -29,15 +31,6 @@ def small_xray(model: str, reward: str = "digits", **changes: Any) -> dict[str, 
     }
 
 
-def digits(completions, **kwargs):
-    """The share of a completion's characters that are digits."""
-    return [sum(c.isdigit() for c in text) / max(1, len(text)) for text in completions]
-
-
 def alternating(completions, **kwargs):
     """The same rewards in every group: equal stds."""
     return [float(row % 2) for row in range(len(completions))]
-
-
-def tripled(completions, **kwargs):
-    return [3 * value for value in digits(completions)]

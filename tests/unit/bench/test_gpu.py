@@ -39,9 +39,7 @@ PLANTED = {
     "exits": "import os; os._exit(3)",
     "sized": "return Found([{'what': setup.device, 'toy': setup.toy}])",
 }
-LIMITS = {
-    name: Part("planted", f"the part {name}", 2.0 if name == "hangs" else 60.0) for name in PLANTED
-}
+LIMITS = {name: Part("planted", name, 2.0 if name == "hangs" else 60.0) for name in PLANTED}
 HEAD = """
 from trl_ablate.bench.gpu.parts import Found, NotHere
 from trl_ablate.errors import ConfigurationError
@@ -63,13 +61,13 @@ def start(tmp_path):
 
     def begin(part, setup, result, log):
         begin.started.append(part)
-        begin.last = subprocess.Popen(
-            [sys.executable, "-c", START, part, setup.device, str(int(setup.toy)), str(result)],
-            stdout=log, stderr=log, env=begin.environment, start_new_session=True,
-        )  # fmt: skip
-        return begin.last
+        words = [sys.executable, "-c", START, part, setup.device, str(int(setup.toy)), str(result)]
+        how = {"stdout": log, "stderr": log, "start_new_session": True}
+        begin.processes.append(subprocess.Popen(words, env=begin.environment, **how))
+        return begin.processes[-1]
 
-    begin.started, begin.environment = [], {**os.environ, "PYTHONPATH": path}
+    begin.started, begin.processes = [], []
+    begin.environment = {**os.environ, "PYTHONPATH": path}
     return begin
 
 
@@ -80,7 +78,7 @@ def measured(tmp_path, start, *names, budget=100.0, results=None):
     return json.loads(results.file.read_text())["parts"]
 
 
-def test_a_failure_in_one_part_does_not_stop_the_rest(tmp_path, start):
+def test_a_failure_in_one_part_does_not_stop_the_rest_and_is_repeated_if_continued(tmp_path, start):
     reasons = {
         "raises": ("failed", "ValueError: a | bar and a `tick`"),
         "killed": ("failed", "killed by SIGKILL without a result; its last line: before"),
@@ -89,7 +87,6 @@ def test_a_failure_in_one_part_does_not_stop_the_rest(tmp_path, start):
         "absent": ("skipped", "there is no engine"),
         "wrong": ("wrong", "does not hold: so does this"),
         "good": ("ok", ""),
-        "sized": ("ok", ""),
     }
     parts = measured(tmp_path, start, *reasons)
     found = {name: (one["status"], one.get("reason")) for name, one in parts.items()}
@@ -97,17 +94,24 @@ def test_a_failure_in_one_part_does_not_stop_the_rest(tmp_path, start):
     assert parts["good"]["rows"] == [{"what": "x", "s": 0.5}] and parts["good"]["seconds"] > 0
     assert "Traceback" in parts["raises"]["log"] and parts["killed"]["log"] == "before\n"
     assert "log" not in parts["good"]
+    results = Results.continued(tmp_path / "gpu.json", TOY)
+    start.started.clear()
+    parts = measured(tmp_path, start, "good", "raises", "absent", "sized", results=results)
+    assert start.started == ["sized", "raises"]  # what failed before comes last
+    assert list(parts) == [*reasons, "sized"]
     assert parts["sized"]["rows"] == [{"what": "cpu", "toy": True}]
+    with pytest.raises(ConfigurationError, match="holds no results of device cuda with toy=False"):
+        Results.continued(tmp_path / "gpu.json", Setup("cuda", False))
+    assert Results.continued(tmp_path / "new.json", TOY).parts == {}
 
 
 @pytest.mark.slow
 def test_a_part_that_hangs_is_killed_with_all_that_it_started(tmp_path, start):
-    began = time.monotonic()
     parts = measured(tmp_path, start, "hangs", "good")
     assert parts["hangs"]["reason"] == "not finished after 2 s; killed"
+    assert parts["hangs"]["seconds"] < 20
     assert parts["good"]["status"] == "ok"
-    assert time.monotonic() - began < 40
-    assert not running_in_group_of(start.last)
+    assert not any(map(running_in_group_of, start.processes))
 
 
 def test_a_microbatch_that_does_not_fit_keeps_the_smaller_ones(monkeypatch):
@@ -154,27 +158,19 @@ def running_in_group_of(process: Any, seconds: float = 10) -> list[psutil.Proces
     return psutil.wait_procs(found, timeout=seconds)[1]
 
 
-@pytest.mark.slow
-def test_the_budget_limits_a_part_and_the_number_of_parts(tmp_path, start, monkeypatch):
-    monkeypatch.setattr(gpu, "LEAST", 3.0)
-    monkeypatch.setitem(LIMITS, "hangs", Part("planted", "hangs", 60.0))
-    parts = measured(tmp_path, start, "hangs", "good", budget=4.0)
-    assert parts["hangs"]["reason"] == "not finished after 4 s; killed"
-    assert (parts["good"]["status"], start.started) == ("not run", ["hangs"])
-    assert parts["good"]["reason"] == "the budget of 4 s is used up"
+def test_the_budget_limits_a_part_and_the_number_of_parts(tmp_path, start):
+    passed = [0.0]
 
+    def run_one(name, setup, seconds):
+        passed.append(passed[-1] + seconds)
+        return {"status": "failed", "reason": "planted", "seconds": seconds}
 
-def test_a_continued_run_repeats_only_what_is_not_finished(tmp_path, start):
-    measured(tmp_path, start, "good", "raises", "absent")
-    results = Results.continued(tmp_path / "gpu.json", TOY)
-    assert results.status("raises") == "failed" and results.status("absent") == "skipped"
-    start.started.clear()
-    parts = measured(tmp_path, start, "good", "raises", "absent", "wrong", results=results)
-    assert start.started == ["wrong", "raises"]  # what failed before comes last
-    assert list(parts) == ["good", "raises", "absent", "wrong"]
-    with pytest.raises(ConfigurationError, match="holds no results of device cuda with toy=False"):
-        Results.continued(tmp_path / "gpu.json", Setup("cuda", False))
-    assert Results.continued(tmp_path / "new.json", TOY).parts == {}
+    clock = SimpleNamespace(monotonic=lambda: passed[-1])
+    with replaced(gpu, time=clock, _run_one=run_one):
+        parts = measured(tmp_path, start, "good", "wrong", "sized", budget=100.0)
+    assert passed == [0.0, 60.0, 100.0]
+    assert parts["sized"]["status"] == "not run"
+    assert parts["sized"]["reason"] == "the budget of 100 s is used up"
 
 
 @pytest.mark.sample(1)
@@ -200,10 +196,10 @@ def test_a_signal_kills_the_part_keeps_the_finished_and_prints_how_to_continue(
     assert printed.err == f"{ended}; only finished parts of `bench gpu` are kept\n"
     parts = json.loads(output.read_text())["parts"]
     assert {name: one["status"] for name, one in parts.items()} == {"gradients": "ok"}
-    assert not running_in_group_of(start.last)
+    assert not running_in_group_of(start.processes[-1])
 
 
-@pytest.mark.parametrize(("planted", "code"), [("good", 0), ("absent", 0), ("wrong", 1)])
+@pytest.mark.parametrize(("planted", "code"), [("absent", 0), ("wrong", 1)])
 def test_the_exit_code(tmp_path, start, monkeypatch, planted, code):
     monkeypatch.setattr(gpu, "fresh", lambda part, *more: start(planted, *more))
     words = ["--device", "cpu", "--toy", "--parts", "head", "--output", str(tmp_path / "gpu.json")]
@@ -213,15 +209,11 @@ def test_the_exit_code(tmp_path, start, monkeypatch, planted, code):
 
 def test_the_page_of_results():
     made = {"machine": "a card", "commit": "abc"}
-    written: Any = {
-        "device": "cuda", "toy": False,
-        "parts": {
-            "head": {"status": "wrong", "seconds": 12.3, "reason": "a | bar", **made,
-                     "rows": [{"what": "one", "s": 0.12345}, {"what": "two", "MB": 3}],
-                     "checks": {"this": True, "that": False}, "facts": {"ratio": 2.0}},
-            "step": {"status": "skipped", "seconds": 0.0, "reason": "no engine", **made},
-        },
-    }  # fmt: skip
+    head = {"status": "wrong", "seconds": 12.3, "reason": "a | bar", **made,
+            "rows": [{"what": "one", "s": 0.12345}, {"what": "two", "MB": 3}],
+            "checks": {"this": True, "that": False}, "facts": {"ratio": 2.0}}  # fmt: skip
+    step: Any = {"status": "skipped", "seconds": 0.0, "reason": "no engine", **made}
+    written = {"device": "cuda", "toy": False, "parts": {"head": head, "step": step}}
     assert page(written) == (
         "# bench gpu: cuda, full size\n\n"
         "Made on a card, commit abc.\n\n"
@@ -236,8 +228,8 @@ def test_the_page_of_results():
         "| two |  | 3 |\n\n"
         "- ratio: 2\n- this: yes\n- that: NO\n"
     )
-    written["parts"]["step"]["machine"] = "another"
-    assert "| head | wrong | 12.3 |" in (two := page(written)) and "Made on" not in two
+    step["machine"] = "another"
+    assert "Made on" not in (two := page(written))
     assert " | a card, commit abc |\n" in two and " | no engine | another, commit abc |\n" in two
 
 

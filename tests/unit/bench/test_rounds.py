@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from trl_ablate.bench import reward_time, step_time, timing, train_time
+from trl_ablate.bench import reward_time, timing, train_time
 from trl_ablate.bench.gpu.parts import first_gpus
-from trl_ablate.bench.modes import Grading, Scale, Step, Train
+from trl_ablate.bench.modes import Scale, Train
 from trl_ablate.bench.reward_time import golds_of
 from trl_ablate.bench.synthetic import recorded_lengths
 from trl_ablate.bench.timing import Measured, alternate, compared, fewest, ratio, trainer_of
@@ -27,44 +27,27 @@ def test_a_comparison_has_medians_spreads_and_ratios_of_pairs():
     }  # fmt: skip
 
 
-def test_ways_alternate_and_their_warm_up_is_not_timed():
+def test_ways_alternate_and_neither_a_warm_up_nor_a_first_step_is_timed():
     calls = []
     ways = {name: lambda number, name=name: calls.append((name, number)) or number for name in "ab"}
     found = alternate(ways, rounds=2, warmup=1)
     assert calls == [(name, number) for number in range(3) for name in "ab"]
     for one in found.values():
         assert len(one.seconds) == len(one.cpu) == 2 and one.returned == [0, 1, 2]
-
-
-def test_whole_steps_alternate_from_the_same_weights(monkeypatch):
-    built = []
-
-    def measure(name, into):
-        into.seconds += [2.0, 4.0] if name == "stock TRL" else [1.0, 1.0]
-        into.cpu += [3.0, 3.0] if name == "stock TRL" else [2.0, 2.0]
-        into.logs.append({"completions/mean_length": 8.0})
-
-    def build(name, model, rewards, load):
-        built.append((name, model))
-        return name
-
-    monkeypatch.setattr(step_time, "_build", build)
-    monkeypatch.setattr(timing, "measure", measure)
-    monkeypatch.setattr(step_time.torch.cuda, "is_available", lambda: False)
-    found = step_time.compare("folder", Step(rounds=3))
-    stock, ours = (step_time.row_of(name, one, found["stock TRL"]) for name, one in found.items())
-    assert built == 3 * [("stock TRL", "folder"), ("trl_ablate", "folder")]
-    assert (stock["s/step"], stock["spread"], stock["ratio"]) == (3.0, 2.0, 1.0)
-    assert (ours["s/step"], ours["spread"], ours["ratio"]) == (1.0, 0.0, 3.0)
-    assert (stock["CPU s"], ours["CPU s"], ours["CPU ratio"]) == (3.0, 2.0, 1.5)
-
-
-def test_every_step_but_the_first_is_timed():
     timer = timing.StepTimer(into := Measured())
     for step in (1, 2, 3):
         timer.on_step_begin(None, None, None)
         timer.on_step_end(None, SimpleNamespace(global_step=step), None)
     assert len(into.seconds) == len(into.cpu) == 2
+
+
+def test_trainers_alternate_each_built_anew_in_every_round(monkeypatch):
+    built = []
+    builds = {name: lambda name=name: built.append(name) or len(built) for name in "ab"}
+    monkeypatch.setattr(timing, "measure", lambda trainer, into: into.seconds.append(trainer))
+    found = timing.compare(builds, rounds=3)
+    assert built == ["a", "b"] * 3
+    assert [one.seconds for one in found.values()] == [[1, 3, 5], [2, 4, 6]]
 
 
 def test_every_round_of_scale_measures_all_points(monkeypatch):
@@ -85,7 +68,7 @@ def test_every_round_of_scale_measures_all_points(monkeypatch):
     assert second["s/step"] == 4.0
 
 
-def test_a_point_of_scale_has_as_many_gpus_as_processes(monkeypatch):
+def test_a_process_is_measured_on_one_gpu_of_as_many_as_there_are(monkeypatch):
     monkeypatch.setattr(train_time.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(train_time.torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ConfigurationError, match="--processes 3 needs as many GPUs, and 2 are vis"):
@@ -93,6 +76,50 @@ def test_a_point_of_scale_has_as_many_gpus_as_processes(monkeypatch):
     for visible, count, seen in ((None, 1, "0"), (None, 2, "0,1"), ("3,5,6", 2, "3,5")):
         environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
         assert first_gpus(count, environment) == {"CUDA_VISIBLE_DEVICES": seen}
+    monkeypatch.setattr("trl_ablate.config.AblationConfig.n_gpu", 2)
+    monkeypatch.setattr(timing.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigurationError, match="on one GPU, and 2 are visible; set CUDA_VISIBLE"):
+        trainer_of(False, {})
+
+
+@pytest.mark.parametrize("count", [4, 10, 16])
+def test_a_batch_has_as_many_answers_as_asked_for(count):
+    answers, golds = reward_time.rollout_batch("ab", count, Random(0))
+    assert len(answers) == len(golds) == count
+    assert answers[1::2] == [f" {gold} " for gold in golds[1::2]]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("", "is empty"), ("[3]\n", "line 1: a JSON list"), ("5\n", "line 1: a JSON int"),
+     ('{"answer": 3, "length": "3"}\n', "line 1: its `{}` is"),
+     ('{"x": 1}\n{"an', "line 1: its `{}` is None"), ('{"', "line 1: not JSON")],
+)  # fmt: skip
+def test_recorded_values_of_another_shape_are_refused(tmp_path, text, sentence):
+    file = tmp_path / "recorded.jsonl"
+    file.write_text(text)
+    for read, name in ((lambda file: golds_of(file, Random(0)), "answer"),
+                       (recorded_lengths, "length")):  # fmt: skip
+        if (text, name) == ("[3]\n", "length"):
+            assert read(file) == [3]
+            continue
+        with pytest.raises(ConfigurationError, match=sentence.format(name)):
+            read(file)
+
+
+def test_recorded_values_are_read(tmp_path):
+    file = tmp_path / "recorded.jsonl"
+    file.write_text('{"answer": "1", "length": 4}\n{"answer": "x", "length": 2}\n')
+    assert golds_of(file, Random(0)) == ["1", "x"]
+    assert recorded_lengths(file) == [4, 2]
+
+
+def test_a_prompt_counts_once_and_a_backward_pass_twice_more():
+    assert fewest([10], [5, 3], [False, False]) == 10 + 4 + 2
+    assert fewest([10], [5, 3], [True, False]) == 3 * 10 + 3 * 4 + 2
+    assert fewest([10, 20], [5, 3], [True, False]) == 3 * 10 + 3 * 4 + 20 + 2
+    learns = [False, False, True, False]
+    assert fewest([10, 20], [5, 3, 4, 2], learns) == 10 + 4 + 2 + 3 * 20 + 3 * 3 + 1
 
 
 def test_rewards_without_a_gradient_and_recorded_lengths_of_an_odd_number(tmp_path):
@@ -104,60 +131,6 @@ def test_rewards_without_a_gradient_and_recorded_lengths_of_an_odd_number(tmp_pa
     assert facts["gradient norms, relative"] == 0 and len(rows) == 2
 
 
-@pytest.mark.parametrize("count", [4, 10, 16])
-def test_a_batch_has_as_many_answers_as_asked_for(count):
-    answers, golds = reward_time.rollout_batch("ab", count, Random(0))
-    assert len(answers) == len(golds) == count
-    assert answers[1::2] == [f" {gold} " for gold in golds[1::2]]
-
-
-@pytest.mark.parametrize(("gpu", "vllm", "engine"), [(1, 1, True), (1, 0, False), (0, 1, False)])
-def test_vllm_generates_whole_steps_on_a_gpu_where_it_is_installed(monkeypatch, gpu, vllm, engine):
-    monkeypatch.setattr(step_time.torch.cuda, "is_available", lambda: bool(gpu))
-    monkeypatch.setattr(step_time, "is_vllm_available", lambda: bool(vllm))
-    assert step_time.has_engine() is engine
-    assert step_time.parts_computed() == (("train",) if engine else ("rollout", "train"))
-
-
-def test_a_process_that_sees_several_gpus_is_not_measured(monkeypatch):
-    monkeypatch.setattr("trl_ablate.config.AblationConfig.n_gpu", 2)
-    with pytest.raises(ConfigurationError, match="on one GPU, and 2 are visible; set CUDA_VISIBLE"):
-        trainer_of(False, {})
-
-
-@pytest.mark.slow
-def test_grading_has_a_spread_without_its_warm_up():
-    _, rows, facts = reward_time.bench(Grading(count=8, rounds=2, workers=1))
-    assert [row["what"] for row in rows] == ["math-verify, one process", "trl_ablate, 1 workers"]
-    assert all(row["spread"] >= 0 and row["s"] > 0 for row in rows)
-    assert facts["verdicts that differ"] == 0 and facts["answers"] == 4 * 8
-
-
-WRONG = [("", "is empty"), ("[3]\n", "line 1: a JSON list"), ("5\n", "line 1: a JSON int"),
-         ('{"answer": 3}\n', "line 1: its `{}` is"), ('{"x": 1}\n{"an', "line 1: its `{}` is None"),
-         ('{"', "line 1: not JSON")]  # fmt: skip
-
-
-@pytest.mark.parametrize(("text", "sentence"), WRONG)
-def test_recorded_values_of_another_shape_are_refused(tmp_path, text, sentence):
-    file = tmp_path / "recorded.jsonl"
-    file.write_text(text)
-    with pytest.raises(ConfigurationError, match=sentence.format("answer")):
-        golds_of(file, Random(0))
-    if "3]" in text:
-        assert recorded_lengths(file) == [3]
-    else:
-        with pytest.raises(ConfigurationError, match=sentence.format("length")):
-            recorded_lengths(file)
-
-
-def test_recorded_values_are_read(tmp_path):
-    file = tmp_path / "recorded.jsonl"
-    file.write_text('{"answer": "1", "length": 4}\n{"answer": "x", "length": 2}\n')
-    assert golds_of(file, Random(0)) == ["1", "x"]
-    assert recorded_lengths(file) == [4, 2]
-
-
 SMALL = ["--rows", "8", "--group", "4", "--prompt_length", "10", "--cap", "12", "--rounds", "1"]
 
 
@@ -166,14 +139,6 @@ def measured(tmp_path, *words: str) -> tuple[dict[str, dict], dict]:
     assert main([*words, *SMALL, "--mean_length", "6", "--output", str(output)]) == 0
     found = json.loads(output.read_text("utf-8"))
     return {row["what"]: row for row in found["rows"]}, found["facts"]
-
-
-def test_a_prompt_counts_once_and_a_backward_pass_twice_more():
-    assert fewest([10], [5, 3], [False, False]) == 10 + 4 + 2
-    assert fewest([10], [5, 3], [True, False]) == 3 * 10 + 3 * 4 + 2
-    assert fewest([10, 20], [5, 3], [True, False]) == 3 * 10 + 3 * 4 + 20 + 2
-    learns = [False, False, True, False]
-    assert fewest([10, 20], [5, 3, 4, 2], learns) == 10 + 4 + 2 + 3 * 20 + 3 * 3 + 1
 
 
 def test_positions_of_training(tmp_path):

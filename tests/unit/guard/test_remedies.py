@@ -17,13 +17,11 @@ from trl_ablate.guard.replaying import replay
 from trl_ablate.guard.rules import Alert
 from trl_ablate.metrics import NO_VARIANCE, READ_BY
 from trl_ablate.recipe.resolving import load_recipe
+from trl_ablate.run.directory import RunDirectory
 
 WELL, BAD = {"loss": 0.1, "reward": 1.0}, {"loss": 0.1, "reward": 0.2}
-FLAT = {**WELL, NO_VARIANCE: 1.0}
-
-
-def lines(rows, **settings):
-    return list(verdict(rows, replay(rows, GuardArguments(**settings))))
+FLAT, LOST = {**WELL, NO_VARIANCE: 1.0}, {"loss": math.nan}
+SURE = [{**WELL, "entropy": 1.0}] * 10 + [{**WELL, "entropy": 0.01}] * 10
 
 
 def numbered(rows, every=1, **more):
@@ -32,32 +30,27 @@ def numbered(rows, every=1, **more):
 
 
 @pytest.mark.parametrize(
-    ("rows", "lost"),
+    ("rows", "clocks", "lost"),
     [
-        (numbered([WELL] * 6 + [BAD] * 14), "after step 6 (reward): 70% of 20 steps came"),
-        (numbered([WELL] * 6 + [BAD] * 4 + [WELL] + [BAD] * 9), "after step 11 (reward): 45% of"),
-        (numbered([WELL] * 6 + [BAD] * 13 + [WELL]), None),  # it has recovered
-        (numbered([WELL] * 18 + [BAD] * 2), None),  # too short for the rule
-        (numbered([WELL] * 20), None),
-        (numbered([WELL] * 5 + [{"loss": math.nan}] * 5), "after step 5 (nonfinite): 50% of 10"),
-        (
-            numbered([WELL] * 5 + [BAD] * 5, every=10, seconds=lambda i: 720.0 * i),
-            "after step 50 (reward): 50% of 100 steps, 1 of 2 h came",
-        ),
-        (
-            numbered([WELL] * 5 + [BAD] * 5, every=10, step_time=lambda i: 36.0 if i > 5 else 12.0),
-            "after step 50 (reward): 50% of 100 steps, 0.5 of 0.67 h came",
-        ),
-        (
-            numbered([{**WELL, "entropy": 1.0}] * 10 + [{**WELL, "entropy": 0.01}] * 10),
-            None,  # a policy that is sure of itself is not lost
-        ),
-        (numbered([{**FLAT, "grad_norm": 0.0}] * 25), "after step 0 (no_variance): 100% of 25"),
-        (numbered([{**FLAT, "grad_norm": 0.1}] * 25), None),  # as without a baseline
+        ([WELL] * 6 + [BAD] * 14, {}, "after step 6 (reward): 70% of 20 steps came"),
+        ([WELL] * 6 + [BAD] * 4 + [WELL] + [BAD] * 9, {}, "after step 11 (reward): 45% of"),
+        ([WELL] * 6 + [BAD] * 13 + [WELL], {}, None),  # it has recovered
+        ([WELL] * 18 + [BAD] * 2, {}, None),  # too short for the rule
+        ([WELL] * 20, {}, None),
+        (SURE, {}, None),  # a policy that is sure of itself is not lost
+        ([WELL] * 5 + [LOST] * 5, {}, "after step 5 (nonfinite): 50% of 10"),
+        ([WELL] * 5 + [BAD] * 5, {"every": 10, "seconds": lambda i: 720.0 * i},
+         "after step 50 (reward): 50% of 100 steps, 1 of 2 h came"),
+        ([WELL] * 5 + [BAD] * 5, {"every": 10, "step_time": lambda i: 36.0 if i > 5 else 12.0},
+         "after step 50 (reward): 50% of 100 steps, 0.5 of 0.67 h came"),
+        ([{**FLAT, "grad_norm": 0.0}] * 25, {}, "after step 0 (no_variance): 100% of 25"),
+        ([{**FLAT, "grad_norm": 0.1}] * 25, {}, None),  # as without a baseline
     ],
 )  # fmt: skip
-def test_what_came_after_the_point_of_no_return_is_counted(rows, lost):
-    told = [line for line in lines(rows) if line.startswith("no return")]
+def test_what_came_after_the_point_of_no_return_is_counted(rows, clocks, lost):
+    rows = numbered(rows, **clocks)
+    lines = verdict(rows, replay(rows, GuardArguments()))
+    told = [line for line in lines if line.startswith("no return")]
     assert not told if lost is None else lost in told[0]
 
 
@@ -108,11 +101,9 @@ SHOWN = {
 
 
 def as_ours(folder, step):
-    (folder / "rollouts").mkdir(exist_ok=True)
     rows = [{"response": text, "reward": f + a, "format_reward": f, "answer_reward": a,
              "advantage": 1.0, "ground_truth": 7} for text, f, a in PLANTED]  # fmt: skip
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / "rollouts" / f"step_{step:06d}.jsonl").write_text(text)
+    RunDirectory(folder).write_rollouts(step, rows)
 
 
 def as_messages(folder, step):

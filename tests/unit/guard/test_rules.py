@@ -1,25 +1,35 @@
-"""Every rule of the guard: when it fires, when it does not, and that it fires once."""
+"""Every rule of the guard: when it fires, when it does not, and that it fires once; whether early
+warnings are early, on recorded runs.
 
+`tests/data/early_warnings.csv` holds six runs of the miniature, made by
+`scripts/train.py recipes/sft_final.yaml --profile miniature --lr_scheduler_type
+constant_with_warmup --warmup_steps 150 --grpo_steps 120`, with seeds 0 to 2 and
+`--learning_rate` 2e-4 (the rate grows until training breaks) or 3e-5 (it grows to what is healthy).
+"""
+
+import csv
 import math
+from collections import defaultdict
 
 import pytest
 
+from tests.conftest import REPOSITORY
 from trl_ablate import ConfigurationError
 from trl_ablate.guard.arguments import GuardArguments
 from trl_ablate.guard.replaying import replay
-from trl_ablate.guard.rules import Guard
+from trl_ablate.guard.rules import Guard, RecentSteps
+from trl_ablate.metrics import ANSWER, FORMAT, GRAD_NORM, LENGTH, LENGTH_SPREAD
 
+PUBLISHED = REPOSITORY / "recipes" / "studies" / "published" / "collapse.csv"
+RECORDED = REPOSITORY / "tests" / "data" / "early_warnings.csv"
+NAMING = ("group", "arm", "seed")
+
+SPECIAL, FLAT = "completions/only_special", "frac_reward_zero_std"
+GAP = "sampling/sampling_logp_difference/mean"
 HEALTHY = {
-    "loss": 0.1,
-    "grad_norm": 1.0,
-    "completions/mean_length": 100.0,
-    "completions/length_spread": 0.1,
-    "entropy": 1.0,
-    "reward": 0.5,
-    "completions/only_special": 0.0,
-    "frac_reward_zero_std": 0.3,
-    "sampling/sampling_logp_difference/mean": 0.004,
-}
+    "loss": 0.1, "grad_norm": 1.0, LENGTH: 100.0, LENGTH_SPREAD: 0.1, "entropy": 1.0, "reward": 0.5,
+    SPECIAL: 0.0, FLAT: 0.3, GAP: 0.004,
+}  # fmt: skip
 
 
 def alerts(rows, **settings):
@@ -31,57 +41,39 @@ def alerts(rows, **settings):
     ]
 
 
+@pytest.mark.parametrize(
+    ("rule", "metric", "fine", "bad", "speaks_after"),
+    [
+        ("nonfinite", "loss", 1e9, math.nan, 1),
+        ("nonfinite", "grad_norm", 1.9, math.inf, 1),
+        ("nonfinite", "grad_norm", 1.9, None, 1),
+        ("length", LENGTH, 51.0, 49.0, 3),
+        ("length", LENGTH, 199.0, 201.0, 3),
+        ("entropy", "entropy", 0.051, 0.049, 3),
+        ("reward", "reward", 0.26, 0.24, 3),
+        ("special_tokens", SPECIAL, 0.4, 0.6, 3),
+        ("no_variance", FLAT, 0.99, 1.0, 20),
+        ("sampling", GAP, 0.019, 0.021, 3),
+    ],
+)
+def test_a_rule_speaks_once_when_it_has_held(rule, metric, fine, bad, speaks_after):
+    rows = [{}] * 12 + [{metric: bad}] * (speaks_after + 1)
+    assert alerts(rows) == [(rule, 12 + speaks_after)]
+    assert alerts(rows, **{f"guard_{rule}": "off"}) == []
+    assert alerts([{}] * 12 + [{metric: fine}] * (speaks_after + 5)) == []
+    if speaks_after > 1:
+        assert alerts(rows[: 12 + speaks_after - 1] + [{}]) == []
+
+
 def wobbly(i):
     wave = math.sin(i)
     return {
         "grad_norm": 1 + 0.8 * wave,
-        "completions/mean_length": 100 + 30 * wave,
-        "completions/length_spread": 0.1 + 0.05 * wave,
+        LENGTH: 100 + 30 * wave,
+        LENGTH_SPREAD: 0.1 + 0.05 * wave,
         "entropy": 1.0 / (1 + i / 20),
         "reward": 0.5 + 0.2 * wave,
     }
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [wobbly(i) for i in range(200)],
-        [{"reward": -0.5 - i / 100} for i in range(30)],  # it has not fallen from zero
-        [{"completions/mean_length": 51.0}] * 7,
-        [{"completions/mean_length": 199.0}] * 7,
-        [{"entropy": 0.051}] * 7,
-        [{"reward": 0.26}] * 7,
-        [{"completions/only_special": 0.4}] * 7,
-        [{"frac_reward_zero_std": 0.99}] * 7,
-    ],
-)
-def test_a_healthy_run_and_values_just_inside_a_threshold_are_fine(rows):
-    assert alerts(rows if len(rows) > 7 else [{}] * 12 + rows) == []
-    evaluated = {"step": 3, "eval_reward": 0.0, "loss": None, "grad_norm": None, "reward": None}
-    assert Guard(GuardArguments()).observe(evaluated) == []
-
-
-@pytest.mark.parametrize(
-    ("rule", "bad", "speaks_after"),
-    [
-        ("nonfinite", {"loss": math.nan}, 1),
-        ("nonfinite", {"grad_norm": math.inf}, 1),
-        ("nonfinite", {"grad_norm": None}, 1),
-        ("length", {"completions/mean_length": 49.0}, 3),
-        ("length", {"completions/mean_length": 201.0}, 3),
-        ("entropy", {"entropy": 0.049}, 3),
-        ("reward", {"reward": 0.24}, 3),
-        ("special_tokens", {"completions/only_special": 0.6}, 3),
-        ("no_variance", {"frac_reward_zero_std": 1.0}, 20),
-        ("sampling", {"sampling/sampling_logp_difference/mean": 0.05}, 3),
-    ],
-)
-def test_a_rule_speaks_once_when_it_has_held(rule, bad, speaks_after):
-    rows = [{}] * 12 + [bad] * (speaks_after + 1)
-    assert alerts(rows) == [(rule, 12 + speaks_after)]
-    assert alerts(rows, **{f"guard_{rule}": "off"}) == []
-    if speaks_after > 1:
-        assert alerts(rows[: 12 + speaks_after - 1] + [{}]) == []
 
 
 def spikes(*norms):
@@ -89,7 +81,7 @@ def spikes(*norms):
 
 
 def spreads(*values):
-    return [{"completions/length_spread": value} for value in values]
+    return [{LENGTH_SPREAD: value} for value in values]
 
 
 USUAL = spikes(*[1.0] * 30)
@@ -102,6 +94,8 @@ LEARNED = [{"reward": 0.6, "grad_norm": 1.0}] * 40
 @pytest.mark.parametrize(
     ("before", "after", "settings", "told"),
     [
+        ([wobbly(i) for i in range(200)], [], {}, []),
+        ([{"reward": -0.5 - i / 100} for i in range(30)], [], {}, []),  # not fallen from zero
         (USUAL, spikes(9, 1, 1, 1, 9, 1, 1, 1, 1, 1, 9), {}, []),
         (USUAL, spikes(9, 1, 1, 1, 9, 1, 1, 1, 1, 9), {}, [("grad_norm", 40)]),  # three in ten
         (USUAL, spikes(*[1.9] * 12), {}, []),
@@ -132,10 +126,13 @@ def test_what_came_before_decides(before, after, settings, told):
     assert alerts([*before, *after], **settings) == told
 
 
-def test_loss_or_norm_is_enough_to_check_for_numbers_that_are_not_finite():
+def test_what_rules_read_of_a_row():
+    """Loss or norm is enough to check for numbers that are not finite; evaluations are no rows."""
     for row, unread in (({"loss": 0.1}, False), ({"grad_norm": 0.1}, False), ({}, True)):
         found = replay([{"step": 1, "reward": 1.0, **row}], GuardArguments())
         assert ("nonfinite" in found.unread) is unread
+    evaluated = {"step": 3, "eval_reward": 0.0, "loss": None, "grad_norm": None, "reward": None}
+    assert Guard(GuardArguments()).observe(evaluated) == []
 
 
 def test_the_alert_carries_the_numbers():
@@ -156,3 +153,98 @@ def test_the_alert_carries_the_numbers():
 def test_thresholds_that_make_no_sense_are_refused(name, value):
     with pytest.raises(ConfigurationError, match=f"guard_{name}"):
         GuardArguments(**{f"guard_{name}": value})
+
+
+def runs_of(file, column):
+    """The column's value and the seed, to the logged rows."""
+    runs = defaultdict(list)
+    with file.open() as lines:
+        for line in csv.DictReader(lines):
+            numbers = {key: value for key, value in line.items() if key not in NAMING and value}
+            row = {key: float(value) for key, value in numbers.items()}
+            runs[line[column], line["seed"]].append(row)
+    return runs
+
+
+def first_alerts(rows):
+    """The first step at which each rule fired."""
+    alerts = replay(rows, GuardArguments()).alerts
+    return {alert.rule: alert.step for alert in reversed(alerts)}
+
+
+def test_both_warn_before_the_reward_has_fallen_and_not_in_a_healthy_run():
+    recorded = runs_of(RECORDED, "arm")
+    for seed in "012":
+        first = first_alerts(recorded["breaking", seed])
+        assert first["reward"] - first["grad_norm"] > 25
+        assert first["reward"] - first["length_spread"] > 20
+        rows = recorded["healthy", seed]
+        assert first_alerts(rows) == {}
+        assert sum(row["reward"] for row in rows[-10:]) / 10 > 0.8
+
+
+def recent(rows, window=2, history=4, learned=0.5):
+    steps = RecentSteps((GRAD_NORM, LENGTH_SPREAD), window, history, learned)
+    for row in rows:
+        steps.see(row)
+    return steps
+
+
+def test_the_last_steps_are_compared_with_those_before():
+    rows = [{"reward": 1.0, GRAD_NORM: float(i)} for i in range(1, 10)]
+    assert recent(rows[:3]).compared(GRAD_NORM) is None
+    assert recent(rows[:4]).compared(GRAD_NORM) == ([3, 4], [1, 2])
+    assert recent(rows).compared(GRAD_NORM) == ([8, 9], [4, 5, 6, 7])
+    assert recent(rows).compared(LENGTH_SPREAD) is None
+    rows = [{"reward": -float(i), GRAD_NORM: float(i)} for i in range(1, 5)]
+    assert recent(rows).compared(GRAD_NORM) == ([3, 4], [1, 2])  # no reward is above 0 yet
+    norms = (1.0, None, 2.0, float("nan"), 3.0, 0.0, 4.0)
+    rows = [{"reward": 1.0, GRAD_NORM: value} for value in norms]
+    assert recent(rows, history=9).compared(GRAD_NORM) == ([3, 4], [1, 2])
+
+
+def test_optimizer_steps_of_one_rollout_batch_are_one_step():
+    rows = []
+    for step in range(4):
+        rows.append({"reward": 1.0, LENGTH_SPREAD: 0.1 + step, GRAD_NORM: step + 0.1})
+        rows.append({"loss": 0.0, GRAD_NORM: step + 0.5})
+    assert recent(rows).compared(GRAD_NORM) == ([2.1, 2.5, 3.1, 3.5], [0.1, 0.5, 1.1, 1.5])
+    assert recent(rows).compared(LENGTH_SPREAD) == ([2.1, 3.1], [0.1, 1.1])
+
+
+def shortcuts(lengths, formats, answers):
+    rows = [
+        {LENGTH: length, FORMAT: form, ANSWER: right, "reward": 1.0, "step": step}
+        for step, (length, form, right) in enumerate(zip(lengths, formats, answers, strict=True))
+    ]
+    return [a.step for a in replay(rows, GuardArguments()).alerts if a.rule == "shortcut"]
+
+
+@pytest.mark.parametrize(
+    ("length", "form", "answers", "fires"),
+    [
+        (25, 0.95, 0.08, True),
+        (35, 0.95, 0.08, False),  # not short
+        (25, 0.85, 0.08, False),  # the format is not learned
+        (25, 0.95, 0.15, False),  # it learns
+        (40, 0.95, 0.08, False),  # half of the first length, and not short
+    ],
+)
+def test_a_shortcut_is_short_in_format_and_wrong(length, form, answers, fires):
+    found = shortcuts([80] * 10 + [length] * 9, [form] * 19, [0.02] * 10 + [answers] * 9)
+    assert found == ([12] if fires else [])
+    assert shortcuts([20] * 30, [0.99] * 30, [0.02] * 30) == []  # they were always short
+
+
+def test_published_runs_that_failed_and_that_learned():
+    runs = runs_of(PUBLISHED, "group")
+    arguments = GuardArguments(guard_window=2, guard_history=2, guard_patience=1)
+
+    def fired(*run):
+        rows = [{key.removeprefix("eval_"): value for key, value in row.items()
+                 if key.startswith(("eval_", "step"))} for row in runs[run]]  # fmt: skip
+        found = replay(rows, arguments).alerts
+        return [alert.step for alert in found if alert.rule == "shortcut"]
+
+    assert fired("C", "114514") == [50]
+    assert fired("C", "666") == fired("C", "721") == fired("D", "0") == []

@@ -18,8 +18,11 @@ from trl_ablate.training.models import checked_tokenizer
 @pytest.fixture
 def run(tmp_path) -> RunDirectory:
     """A run of `question_only` with a dataset of its own, and no model yet."""
-    settings = {"seed": 7, "learning_rate": 1e-5, "eval_split": "odd", "levels": ["3"]}
-    settings |= {"hub_token": "hf_secret", "eval_sets": {"mine": "mine.jsonl"}}
+    settings = {
+        "seed": 7, "learning_rate": 1e-5, "eval_split": "odd", "levels": ["3"],
+        "hub_token": "hf_secret", "eval_sets": {"mine": "mine.jsonl"},
+        "lr_scheduler_type": "greedy", "lr_scheduler_kwargs": {"patience": 2},
+    }  # fmt: skip
     run = RunDirectory(tmp_path / "run")
     run.path.mkdir(parents=True, exist_ok=True)
     run.write_config(load_recipe(SHIPPED / "question_only.yaml", "miniature", settings).to_dict())
@@ -31,8 +34,11 @@ def put_model(folder):
     (folder / "config.json").write_text("{}")
 
 
-def test_of_a_run_the_best_model_is_taken_or_else_the_last(run):
+def test_of_a_run_the_best_model_is_taken_or_else_the_last(run, tmp_path):
     """A model inside a run is evaluated as the run; what is no folder is a name."""
+    for name in (run.path, tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(ConfigurationError, match="holds no model|does not exist"):
+            find_checkpoint(str(name))
     put_model(run.checkpoint_last)
     assert find_checkpoint(str(run.checkpoint_last)).run == run
     assert find_checkpoint(str(run.path)) == Checkpoint(str(run.checkpoint_last), run)
@@ -48,68 +54,51 @@ def test_a_model_that_does_not_agree_with_its_seal_is_refused(run, tmp_path):
     seal(run.checkpoint_last)
     assert find_checkpoint(str(run.path)).model == str(run.checkpoint_last)
     (run.checkpoint_last / "config.json").write_text("{ }")
-    for name in (run.path, run.checkpoint_last):
-        with pytest.raises(ConfigurationError, match="_last does not match its sealed.json"):
-            find_checkpoint(str(name))
     put_model(run.path / "checkpoint-4")
-    with pytest.raises(ConfigurationError, match="checkpoint-4 does not match its sealed.json"):
-        find_checkpoint(str(run.path / "checkpoint-4"))
+    for name in (run.path, run.checkpoint_last, run.path / "checkpoint-4"):
+        with pytest.raises(ConfigurationError, match="(_last|-4) does not match its sealed.json"):
+            find_checkpoint(str(name))
     put_model(tmp_path / "checkpoint-4")
     assert find_checkpoint(str(tmp_path / "checkpoint-4")).run is None
 
 
-def test_a_place_without_a_model_is_refused(run, tmp_path):
-    for name in (run.path, tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(ConfigurationError, match="holds no model|does not exist"):
-            find_checkpoint(str(name))
+def evaluated(run, *words, **given):
+    return to_evaluate(Checkpoint("somewhere", run), words, scratch=str(run.path), **given)
 
 
-def test_a_run_is_evaluated_as_it_was_trained(run, tmp_path):
-    checkpoint = Checkpoint("somewhere", run)
-    resolved = to_evaluate(checkpoint, ["--eval_top_p", "0.5"], scratch=str(tmp_path))
+def test_a_run_is_evaluated_as_it_was_trained(run):
+    """Without its schedule, which may follow evaluations; another dataset leaves behind what was
+    said of the first."""
+    resolved = evaluated(run, "--eval_top_p", "0.5")
     task, config = resolved.task, resolved.config
     assert (task.template, task.eval_split, task.levels) == ("question_only", "odd", ["3"])
     assert (config.seed, config.eval_top_p, config.hub_token) == (7, 0.5, None)
+    assert (config.lr_scheduler_type, config.lr_scheduler_kwargs) == ("constant", None)
     assert resolved.model.model_name_or_path == "somewhere"
     alike = load_recipe(SHIPPED / "question_only.yaml", "miniature", {"learning_rate": 1e-5})
     assert config.learning_rate == alike.config.learning_rate
-
-
-@pytest.mark.parametrize("schedule", ["reduce_lr_on_plateau", "greedy"])
-def test_a_run_whose_learning_rate_follows_evaluations_is_evaluated(run, tmp_path, schedule):
-    settings = {"lr_scheduler_type": schedule, "lr_scheduler_kwargs": {"patience": 2}}
-    run.write_config(load_recipe("grpo", "miniature", settings).to_dict())
-    resolved = to_evaluate(Checkpoint("somewhere", run), scratch=str(tmp_path))
-    assert resolved.config.lr_scheduler_type == "constant"
-
-
-def test_of_the_tokens_of_a_run_code_gets_none_and_other_settings_null(run, tmp_path):
-    judge = [{"path": "judge.score", "kwargs": {"api_key": "of-a-judge"}}]
-    settings = {"reward_funcs": judge, "model_init_kwargs": {"token": "of-the-hub"}}
-    run.write_config(load_recipe("grpo", "miniature", settings).to_dict())
-    checkpoint, scratch = Checkpoint("somewhere", run), str(tmp_path)
-    with pytest.raises(ConfigurationError, match="api_key in reward_funcs .* give --reward_funcs"):
-        to_evaluate(checkpoint, scratch=scratch)
-    resolved = to_evaluate(checkpoint, ["--reward_funcs", "answer"], scratch=scratch)
-    assert resolved.config.model_init_kwargs == {"token": None}
-
-
-def test_another_dataset_leaves_behind_what_was_said_of_the_first(run, tmp_path):
-    words = ["--dataset", "gsm8k", "--eval_split", "test"]
-    task = to_evaluate(Checkpoint("somewhere", run), words, scratch=str(tmp_path)).task
+    task = evaluated(run, "--dataset", "gsm8k", "--eval_split", "test").task
     assert (task.dataset, task.eval_split) == ("gsm8k", "test")
     assert task.levels is task.eval_sets is None
 
 
-def test_a_recipe_wins_over_the_run_and_a_profile_needs_one(run, tmp_path):
-    checkpoint = Checkpoint("somewhere", run)
-    recipe = SHIPPED / "grpo.yaml"
-    resolved = to_evaluate(checkpoint, recipe=recipe, profile="miniature", scratch=str(tmp_path))
+def test_of_the_tokens_of_a_run_code_gets_none_and_other_settings_null(run):
+    judge = [{"path": "judge.score", "kwargs": {"api_key": "of-a-judge"}}]
+    settings = {"reward_funcs": judge, "model_init_kwargs": {"token": "of-the-hub"}}
+    run.write_config(load_recipe("grpo", "miniature", settings).to_dict())
+    with pytest.raises(ConfigurationError, match="api_key in reward_funcs .* give --reward_funcs"):
+        evaluated(run)
+    resolved = evaluated(run, "--reward_funcs", "answer")
+    assert resolved.config.model_init_kwargs == {"token": None}
+
+
+def test_a_recipe_wins_over_the_run_and_a_profile_needs_one(run):
+    resolved = evaluated(run, recipe=SHIPPED / "grpo.yaml", profile="miniature")
     assert resolved.task.template == "r1_zero"
     with pytest.raises(ConfigurationError, match="profile 'h100' needs a recipe"):
-        to_evaluate(checkpoint, profile="h100", scratch=str(tmp_path))
+        evaluated(run, profile="h100")
     with pytest.raises(ConfigurationError, match="'profile: h100' is not read here"):
-        to_evaluate(checkpoint, ["profile=h100"], scratch=str(tmp_path))
+        evaluated(run, "profile=h100")
 
 
 @pytest.fixture
@@ -126,31 +115,23 @@ def adapter(tiny_model, tmp_path):
     return tmp_path / "adapter", before + change
 
 
-def evaluator_of(folder, grader):
-    words = ["--eval_size", "4", "--max_completion_length", "4"]
-    checkpoint, scratch = find_checkpoint(str(folder)), str(folder.parent / "out")
-    resolved = to_evaluate(checkpoint, words, profile="miniature", scratch=scratch)
-    resolved.config._n_gpu = 2  # as without a launcher where two GPUs are visible
-    return build_evaluator(resolved, grader)
-
-
-def test_an_adapter_is_evaluated_with_its_base(adapter):
+def test_an_adapter_is_evaluated_with_its_base_and_not_without_one_of_its_tensors(adapter):
     folder, merged = adapter
+    words = ["--eval_size", "4", "--max_completion_length", "4"]
+    scratch = str(folder.parent / "out")
+    found = find_checkpoint(str(folder))
+    resolved = to_evaluate(found, words, profile="miniature", scratch=scratch)
+    resolved.config._n_gpu = 2  # as without a launcher where two GPUs are visible
     with MathGrader(workers=1) as grader:
-        evaluator = evaluator_of(folder, grader)
+        evaluator = build_evaluator(resolved, grader)
         found = evaluator.model.model.layers[0].self_attn.q_proj.weight
         torch.testing.assert_close(found, merged)
         assert evaluator.evaluate()["eval_mean_length"] > 0
+        tensors = load_file(folder / "adapter_model.safetensors")
+        tensors.pop(next(name for name in tensors if "lora_B" in name))
+        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(ConfigurationError, match="missing adapter keys.*lora_B"):
+            build_evaluator(resolved, grader)
     resolved = load_recipe("grpo", "miniature", {"model_name_or_path": str(folder)})
     with pytest.raises(ConfigurationError, match="is an adapter, and a training starts from"):
         checked_tokenizer(str(folder), resolved)
-
-
-def test_an_adapter_that_lacks_a_tensor_is_refused(adapter):
-    folder, _ = adapter
-    tensors = load_file(folder / "adapter_model.safetensors")
-    tensors.pop(next(name for name in tensors if "lora_B" in name))
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    said = "not be loaded .*missing adapter keys.*lora_B"
-    with MathGrader(workers=1) as grader, pytest.raises(ConfigurationError, match=said):
-        evaluator_of(folder, grader)

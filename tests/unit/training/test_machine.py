@@ -24,13 +24,16 @@ REQUIREMENTS = [
     "trackio>=0.43",
     "bitsandbytes>=0.48",
     "math-verify[antlr4_13_2]>=0.9",
+    "transformers>=5.10.4",
     'vllm<=0.31,>=0.22; extra == "vllm"',
+    'transformers<5.18; extra == "vllm"',
     'ruff>=0.14; extra == "dev"',
 ]
 INSTALLED = {
     "torch": "2.13.0+cpu", "trl": "1.16.3", "trackio": "0.43.0", "bitsandbytes": "0.50",
-    "math-verify": "0.9.0",
+    "math-verify": "0.9.0", "transformers": "5.23.0",
 }  # fmt: skip
+OF_VLLM = "pip install 'trl-ablate[vllm]'"
 
 
 def resolve(profile, **settings):
@@ -41,18 +44,30 @@ def mends(findings) -> dict[str, str]:
     return {each.what: each.fix for each in findings if each.stops}
 
 
-def test_each_package_that_is_missing_or_of_a_wrong_version_has_its_command():
-    findings = check_packages(REQUIREMENTS, INSTALLED)
-    assert mends(findings) == {} and "ruff" not in {each.what for each in findings}
-    versions = {**INSTALLED, "trl": "1.20.0", "bitsandbytes": "0.1"}
-    del versions["math-verify"]
-    findings = check_packages(REQUIREMENTS, versions, wanted={"vllm"})
-    assert mends(findings) == {
-        "math-verify": "pip install 'math-verify[antlr4_13_2]>=0.9'",
-        "trl": "pip install 'trl==1.16.*'",
-        "vllm": "pip install 'trl-ablate[vllm]'",
-    }
-    assert {each.what: each.found for each in findings}["trl"] == "1.20.0 (needs ==1.16.*)"
+@pytest.mark.parametrize(
+    ("versions", "wanted", "fixes"),
+    [
+        ({}, set(), {}),
+        ({"trl": "1.20.0"}, set(), {"trl": "pip install 'trl==1.16.*'"}),
+        ({"math-verify": None}, set(),
+         {"math-verify": "pip install 'math-verify[antlr4_13_2]>=0.9'"}),
+        ({"bitsandbytes": "0.1"}, set(), {}),
+        ({"bitsandbytes": "0.1"}, {"bitsandbytes"},
+         {"bitsandbytes": "pip install 'bitsandbytes>=0.48'"}),
+        ({}, {"vllm"}, {"vllm": OF_VLLM}),
+        # what vLLM alone needs of transformers matters only with vLLM
+        ({"vllm": "0.31.0"}, set(), {}),
+        ({"vllm": "0.31.0"}, {"vllm"}, {"transformers": OF_VLLM}),
+        ({"vllm": "0.31.0", "transformers": "5.17.0"}, {"vllm"}, {}),
+    ],
+)  # fmt: skip
+def test_a_package_that_is_missing_or_of_a_wrong_version_has_its_command(versions, wanted, fixes):
+    installed = {name: one for name, one in {**INSTALLED, **versions}.items() if one}
+    findings = check_packages(REQUIREMENTS, installed, wanted)
+    assert mends(findings) == fixes
+    found = {each.what: each.found for each in findings}
+    assert "ruff" not in found
+    assert found["trl"] == ("1.20.0 (needs ==1.16.*)" if "trl" in versions else "1.16.3")
 
 
 @pytest.mark.parametrize(
@@ -102,19 +117,3 @@ def test_a_look_around_finds_this_machine(tmp_path):
     assert found.writable and found.free_gib > 0 and found.memory_gib > 0 and found.cores > 0
     (tmp_path / "file").write_text("")
     assert not look_around(tmp_path / "file" / "run").writable
-
-
-@pytest.mark.parametrize(
-    ("version", "vllm", "wanted", "mended"),
-    [
-        ("5.17.0", {"vllm": "0.31.0"}, {"vllm"}, set()),
-        ("5.23.0", {"vllm": "0.31.0"}, {"vllm"}, {"transformers"}),
-        ("5.23.0", {"vllm": "0.31.0"}, set(), set()),
-        ("5.23.0", {}, {"vllm"}, {"vllm"}),
-    ],
-)
-def test_what_only_vllm_needs_of_a_package_matters_only_with_vllm(version, vllm, wanted, mended):
-    lines = [*REQUIREMENTS, "transformers>=5.10.4", 'transformers<5.18; extra == "vllm"']
-    versions = {**INSTALLED, **vllm, "transformers": version}
-    found = mends(check_packages(lines, versions, wanted))
-    assert found == dict.fromkeys(mended, "pip install 'trl-ablate[vllm]'")

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,19 +20,17 @@ from trl_ablate.recipe.resolving import load_recipe
 from trl_ablate.training.lifecycle import fingerprint
 from trl_ablate.training.models import check_finite, check_model, checked_tokenizer, load_tokenizer
 
+UP, EMBEDDING = "model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"
 
-@pytest.fixture(scope="module")
-def resolved():
-    return load_recipe(SHIPPED / "grpo.yaml", "miniature")
+
+def recipe(**settings):
+    return load_recipe(SHIPPED / "grpo.yaml", "miniature", settings)
 
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
     """A model of two layers, of which one may lack its tensors."""
     return Path(save_tiny_qwen2(tmp_path / "model", num_hidden_layers=2))
-
-
-UP, EMBEDDING = "model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"
 
 
 def with_tensors(folder: Path, change: Callable[[dict], object]) -> None:
@@ -85,15 +84,34 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_damage_is_one_sentence(folder, resolved, name):
+def test_damage_is_one_sentence(folder, name):
     damage, sentence = DAMAGES[name]
     damage(folder)
     with pytest.raises(ConfigurationError, match=sentence) as raised:
-        checked_tokenizer(str(folder), resolved)
+        checked_tokenizer(str(folder), recipe())
     assert "\n" not in str(raised.value)
 
 
-def test_whole_models_are_let_through(folder, resolved):
+FP32_HEAD = {"use_peft": True, "cast_lm_head_to_fp32": True}
+
+
+@pytest.mark.parametrize(
+    ("tied", "settings", "said"),
+    [
+        (True, {"use_peft": True, "lora_target_modules": ["x"]}, "adapter could not .* x not foun"),
+        (True, {"model_init_kwargs": {"x": 1}}, "model_init_kwargs does not suit .* argument 'x'"),
+        (True, {"router_aux_loss_coef": 0.1}, "router_aux_loss_coef is 0.1, but .* has no experts"),
+        (True, FP32_HEAD, "shares the head's weights with its embedding"),
+        (False, FP32_HEAD, "lacks 1 .*lm_head"),
+    ],
+)
+def test_settings_that_the_model_has_nothing_for_are_refused(folder, tied, settings, said):
+    with_config(folder, tie_word_embeddings=tied)
+    with pytest.raises(ConfigurationError, match=said):
+        check_model(str(folder), recipe(**settings))
+
+
+def test_whole_models_are_let_through(folder):
     """With tied weights once or twice, tensors that the architecture does not use, an adapter."""
     more = {"more": torch.zeros(1)}
     for change in (
@@ -101,9 +119,9 @@ def test_whole_models_are_let_through(folder, resolved):
         lambda tensors: tensors.pop("lm_head.weight"),
     ):
         with_tensors(folder, change)
-        check_model(str(folder), resolved)
-    check_model(str(folder), load_recipe(SHIPPED / "grpo.yaml", "miniature", {"use_peft": True}))
-    assert len(load_tokenizer(str(folder), resolved)) == len(miniature.tokenizer("sums"))
+        check_model(str(folder), recipe())
+    check_model(str(folder), recipe(use_peft=True))
+    assert len(load_tokenizer(str(folder), recipe())) == len(miniature.tokenizer("sums"))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -115,27 +133,19 @@ def test_weights_that_are_not_numbers_are_refused(folder, value):
         check_finite(model, "it")
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"use_peft": True, "lora_target_modules": ["x"]}, "the adapter could not .* x not found"),
-        ({"model_init_kwargs": {"x": 1}}, "model_init_kwargs does not suit .* argument 'x'"),
-        ({"router_aux_loss_coef": 0.1}, "router_aux_loss_coef is 0.1, but .* has no experts"),
-    ],
-)
-def test_settings_that_the_model_has_nothing_for_are_refused(folder, settings, said):
-    with pytest.raises(ConfigurationError, match=said):
-        check_model(str(folder), load_recipe(SHIPPED / "grpo.yaml", "miniature", settings))
+def test_a_chat_template_replaces_the_tokenizers(tiny_model, tmp_path):
+    def tokenizer(file) -> Any:
+        return load_tokenizer(tiny_model, recipe(chat_template=str(file)))
 
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_an_fp32_head_that_is_tied_and_has_an_adapter_is_refused(folder, tied):
-    with_config(folder, tie_word_embeddings=tied)
-    settings = {"use_peft": True, "cast_lm_head_to_fp32": True}
-    resolved = load_recipe(SHIPPED / "grpo.yaml", "miniature", settings)
-    said = "shares the head's weights with its embedding" if tied else "lacks|lm_head"
-    with pytest.raises(ConfigurationError, match=said):
-        check_model(str(folder), resolved)
+    file = tmp_path / "chat.jinja"
+    file.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+    question = [{"role": "user", "content": "1+1?"}]
+    assert tokenizer(file).apply_chat_template(question, tokenize=False) == "<user>1+1?"
+    file.write_text("{% for %}")
+    with pytest.raises(ConfigurationError, match="chat template .* is not a Jinja template"):
+        tokenizer(file)
+    with pytest.raises(ConfigurationError, match="no chat template .*gone.jinja"):
+        tokenizer("gone.jinja")
 
 
 def test_a_fingerprint_is_of_the_weights_and_not_of_an_adapter(folder):

@@ -1,4 +1,5 @@
-"""Figures of gradients that are written down, against numbers computed by hand."""
+"""Figures of gradients that are written down, against numbers computed by hand; and sketches of
+gradients, which keep cosines, are seeded, and add up."""
 
 import math
 from dataclasses import replace
@@ -16,7 +17,15 @@ from trl_ablate.xray.figures import (
     jackknife,
     verdict_of,
 )
-from trl_ablate.xray.gradients import BY, TakenGradients, cell_of, divisors_of
+from trl_ablate.xray.gradients import (
+    BY,
+    SIZE,
+    TakenGradients,
+    add_to,
+    cell_of,
+    divisors_of,
+    places_and_signs,
+)
 
 REFERENCE_BM = np.array([[1.0, 1.0, 0.0], [1.0, -1.0, 0.0], [1.0, 0.0, 1.0], [1.0, 0.0, -1.0]])
 """A common direction of length 1, and noise of length 1 across it."""
@@ -171,3 +180,49 @@ def test_the_factor_of_the_learning_rate():
     assert "× 4 optimizer steps" in one.sentence and "nor by Adam" in one.sentence
     one = verdict_of(figures(norm_ratio=0.5), 0.98, adam=False)
     assert one.sentence == "a learning rate × 2 undoes it"
+
+
+COORDINATES = 400_000
+WITHIN = 0.01
+"""Of a cosine: two and a half standard errors, 1 / √65536 each, for the worst of them."""
+
+
+def sketch(gradient_n, seed=0, first=0):
+    found_1M = torch.zeros(1, SIZE)
+    add_to(found_1M, gradient_n.unsqueeze(0), first, seed)
+    return found_1M[0]
+
+
+def cosine(one, other):
+    return torch.nn.functional.cosine_similarity(one.double(), other.double(), dim=0).item()
+
+
+@pytest.mark.parametrize("wanted", [0.0, 0.9])
+def test_cosines_are_kept_within_a_hundredth(wanted):
+    errors = []
+    for seed in range(8):
+        torch.manual_seed(seed)
+        one_n, noise_n = torch.randn(2, COORDINATES)
+        other_n = wanted * one_n + (1 - wanted**2) ** 0.5 * noise_n
+        errors.append(cosine(sketch(one_n, seed), sketch(other_n, seed)) - cosine(one_n, other_n))
+    assert max(map(abs, errors)) < WITHIN
+    bound = 2 * (1 - wanted**2) / SIZE**0.5  # two standard errors, of 8 draws
+    assert torch.tensor(errors).std().item() < bound
+    # like a gradient: a few large coordinates and many small ones, shared in part
+    one_n, noise_n = torch.stack([one_n, noise_n]) * torch.randn(COORDINATES).mul(2).exp()
+    kept = cosine(sketch(one_n), sketch(one_n + noise_n))
+    assert kept == pytest.approx(cosine(one_n, one_n + noise_n), abs=3 * WITHIN)
+
+
+def test_it_is_linear_and_parts_of_a_model_add_up_to_the_whole():
+    gradient_n = torch.randn(1000)
+    parts = sketch(gradient_n[:300]) + sketch(gradient_n[300:], first=300)
+    torch.testing.assert_close(parts, sketch(gradient_n))
+    torch.testing.assert_close(sketch(3 * gradient_n), 3 * sketch(gradient_n))
+
+
+def test_the_seed_decides():
+    first, again, other = (places_and_signs(0, COORDINATES, seed) for seed in (0, 0, 1))
+    assert all(map(torch.equal, first, again))
+    for one, another, same in zip(first, other, (1e-3, 0.51), strict=True):
+        assert (one == another).float().mean() < same

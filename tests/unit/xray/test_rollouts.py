@@ -1,25 +1,25 @@
-"""What cannot be compared is refused, or noted, in one sentence; rollouts that a run has saved."""
+"""Rollouts that an X-ray or a run has stored: read again, or refused in one sentence."""
+
+import shutil
 
 import pytest
-import torch
 
 from tests.support.tiny_models import save_tiny_qwen2
 from tests.support.xray_cases import small_xray
-from trl_ablate.cli.main import main
+from tests.unit.xray.conftest import ARMS, BATCHES
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.recipe.overrides import as_words
 from trl_ablate.recipe.resolving import load_recipe
 from trl_ablate.run.json_files import read_jsonl, write_jsonl
 from trl_ablate.xray import xray
 from trl_ablate.xray.drawing import training_set
 from trl_ablate.xray.stored_rollouts import RolloutFolder
 
-ARMS, LENGTHS = ["grpo", "std_dev_off"], ["grpo", "length_norm_constant"]
+TWO, LENGTHS = ["grpo", "std_dev_off"], ["grpo", "length_norm_constant"]
 
 
-def refused(settings, *arguments, **more) -> str:
+def refused(settings, arms, checkpoints=(), batches=1, **more) -> str:
     with pytest.raises(ConfigurationError) as error:
-        xray(*arguments, overrides=settings, **more)
+        xray(arms, checkpoints, batches, overrides=settings, **more)
     sentence = str(error.value)
     assert "\n" not in sentence and len(sentence) < 400
     return sentence
@@ -33,8 +33,6 @@ def refused(settings, *arguments, **more) -> str:
          "temperature is 0.5, not 1.0; name arms that differ in the objective alone"),
         (["grpo", "grpo+template=question_only"], {},
          "asks other questions: template is 'question_only'"),
-        (["grpo+num_generations=4", "grpo+num_generations=8"], {},
-         "generates differently: num_generations is 8, not 4"),
         (["grpo", "grpo+start=sft_mid"], {}, "trains another model: start is 'sft_mid'"),
         (["grpo", "grpo+group_filter=resample"], {},
          "generates differently: group_filter 'resample'"),
@@ -43,8 +41,8 @@ def refused(settings, *arguments, **more) -> str:
         (["grpo+group_filter=resample", "grpo"], {},
          "nothing can be compared with 'grpo+group_filter=resample', whose rollouts all arms "
          "train on: generates differently: group_filter 'resample' draws further rollouts; name "),
-        (ARMS, {"fp16": True, "bf16": False, "use_cpu": True}, "fp16 skips those that overflow"),
-        (ARMS, {"scale_rewards": "group"}, "'scale_rewards' for all arms replaces"),
+        (TWO, {"fp16": True, "bf16": False, "use_cpu": True}, "fp16 skips those that overflow"),
+        (TWO, {"scale_rewards": "group"}, "'scale_rewards' for all arms replaces"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared(tiny_model, arms, changes, why):
@@ -61,58 +59,45 @@ def test_a_checkpoint_that_does_not_do(tiny_model, tmp_path):
         (tmp_path / "x", "does not exist"),
         (empty, "holds no weights"),
     ):
-        assert why in refused(small_xray(tiny_model), ARMS, [checkpoint], 1)
+        assert why in refused(small_xray(tiny_model), TWO, [checkpoint])
 
 
 @pytest.mark.slow
-def test_a_missing_optimizer_state_is_noted_and_others_are_used(tiny_model, tmp_path):
-    checkpoint = tmp_path / "checkpoint-3"
-    save_tiny_qwen2(checkpoint, max_position_embeddings=256)
+def test_it_continues_from_what_is_stored(tiny_model, output, on_policy):
+    def again():
+        said = []
+        overrides = small_xray(tiny_model)
+        found = xray(ARMS, (), BATCHES, overrides=overrides, output=output, say=said.append)
+        return found.to_dict(), said
+
+    (note,) = on_policy.points[0].notes
+    assert note.startswith("base has no plain second moments (optimizer.pt); they are estimated")
+    found, said = again()
+    assert found == on_policy.to_dict()
+    assert said[1:] == ["base: rollouts", f"base: {note}"]
+    (output / "gradients" / "base" / "length_norm_constant.npz").unlink()
+    (output / "rollouts" / "base" / "batch-001.npz").unlink()
+    drawn, _ = again()
+    assert (output / "rollouts" / "base" / "batch-001.npz").exists()
+    for entries in (*drawn["arms"].values(), *found["arms"].values()):
+        entries[0]["seconds_per_batch"] = 0
+    assert drawn == found
+
+
+def test_stored_rollouts_of_another_template_too_few_or_of_other_prompts(
+    tiny_model, rollouts, tmp_path
+):
     settings = small_xray(tiny_model)
-    result = xray(ARMS, [checkpoint], 1, overrides=settings)
-    assert result.points[0].notes == [
-        f"{checkpoint} has no plain second moments (optimizer.pt); they are estimated from the "
-        "reference's gradients"
-    ]
-    write_moments(tiny_model, checkpoint)
-    result = xray(ARMS, [checkpoint], 2, overrides=settings)
-    assert result.points[0].notes == []
-    figures = result.points[0].arms["std_dev_off"].figures
-    # second moments of 1, corrected by 1 - 0.95², divide every coordinate by the same number
-    divisor = (1 / (1 - 0.95**2)) ** 0.5
-    assert figures.adam.cosine_mean == pytest.approx(figures.plain.cosine_mean, abs=1e-5)
-    assert figures.adam.noise == pytest.approx(figures.plain.noise / divisor, rel=1e-4)
-
-
-def write_moments(model, checkpoint):
-    """The state of an Adam after two steps, whose second moments are all 1."""
-    from transformers import AutoModelForCausalLM
-
-    weights = AutoModelForCausalLM.from_pretrained(model)
-    decayed = [n for n, _ in weights.named_parameters() if "norm" not in n and "bias" not in n]
-    named = dict(weights.named_parameters())
-    groups = [[named[n] for n in decayed], [p for n, p in named.items() if n not in decayed]]
-    optimizer = torch.optim.AdamW([{"params": group} for group in groups], betas=(0.9, 0.95))
-    for parameter in named.values():
-        ones = torch.ones_like(parameter)
-        optimizer.state[parameter] = {
-            "step": torch.tensor(2.0), "exp_avg": ones.clone(), "exp_avg_sq": ones,
-        }  # fmt: skip
-    torch.save(optimizer.state_dict(), checkpoint / "optimizer.pt")
-
-
-@pytest.mark.slow
-def test_rollouts_of_another_template(tiny_model, tmp_path):
-    settings = small_xray(tiny_model)
-    xray(ARMS, (), 1, overrides=settings, output=tmp_path)
-    rollouts = tmp_path / "rollouts" / "base"
     other = {**settings, "template": "question_only"}
-    sentence = refused(other, ARMS, (), 1, rollouts=rollouts)
+    sentence = refused(other, TWO, rollouts=rollouts)
     assert "were drawn with template 'r1_zero', and the reference has 'question_only'" in sentence
-    assert "has 1 of 2 rollout batches" in refused(settings, ARMS, (), 2, rollouts=rollouts)
-    rows = list(read_jsonl(rollouts / "questions.jsonl"))
-    write_jsonl(rollouts / "questions.jsonl", [{**row, "prompt": "1+1="} for row in rows])
-    assert "answer other prompts" in refused(settings, ARMS, (), 1, rollouts=rollouts)
+    assert "has 3 of 4 rollout batches" in refused(settings, TWO, batches=4, rollouts=rollouts)
+    changed = shutil.copytree(rollouts, tmp_path / "base")
+    rows = list(read_jsonl(changed / "questions.jsonl"))
+    write_jsonl(changed / "questions.jsonl", [{**row, "prompt": "1+1="} for row in rows])
+    assert "answer other prompts" in refused(settings, TWO, rollouts=changed)
+    (changed / "batch-000.npz").write_bytes(b"PK")
+    assert "batch-000.npz could not be read" in refused(settings, TWO, rollouts=changed)
 
 
 @pytest.mark.slow
@@ -122,18 +107,16 @@ def test_what_was_stored_is_of_the_same_rewards(tiny_model, tmp_path, monkeypatc
     del settings["reward_funcs"]
     names = [f"grpo+reward_funcs=[{name}.py:score]" for name in "ab"]
 
-    def write(name, start=0):
-        text = (
-            f"def score(completions, **kwargs):\n    return [{start} + len(c) for c in completions]"
-        )
-        (tmp_path / f"{name}.py").write_text(text)
+    def write(name, start):
+        code = f"    return [{start} + len(text) for text in completions]"
+        (tmp_path / f"{name}.py").write_text(f"def score(completions, **kwargs):\n{code}")
 
     def again(arms=names):
         shown.clear()
         xray(arms, (), 1, overrides=settings, output="x", say=shown.append)
 
-    write("a")
-    write("b")
+    write("a", 0)
+    write("b", 0)
     again()
     write("b", 1)
     again()
@@ -145,18 +128,6 @@ def test_what_was_stored_is_of_the_same_rewards(tiny_model, tmp_path, monkeypatc
         again()
 
 
-def test_the_command(tiny_model, tmp_path, capsys):
-    settings = small_xray(tiny_model)
-    profile = settings.pop("profile")
-    words = ["xray", *ARMS, "--profile", profile, "--batches", "2", "--output", str(tmp_path / "x")]
-    assert main([*words, *as_words(settings)]) == 0
-    shown = capsys.readouterr().out
-    assert "std_dev_off: " in shown and "rules:" in shown
-    assert {one.name for one in (tmp_path / "x").iterdir()} >= {"xray.json", "XRAY.md", "xray.png"}
-    assert main(["xray", "--batches", "2"]) == 2
-    assert "missing ARMS" in capsys.readouterr().err
-
-
 @pytest.fixture(scope="module")
 def rows(tiny_model):
     """A rollout batch of 16 in groups of 4, as `RolloutWriter` saves it."""
@@ -166,12 +137,10 @@ def rows(tiny_model):
     return [{"prompt": prompt, "response": text} for prompt in prompts for text in responses]
 
 
-def test_saved_rollouts_are_scored_and_compared(tiny_model, rows, tmp_path):
+def test_rollouts_of_a_run_are_scored_and_compared(tiny_model, rows, tmp_path):
     write_jsonl(tmp_path / "20.jsonl", rows)
-    settings = small_xray(tiny_model)
-    result = xray(
-        LENGTHS, (), 1, overrides=settings, output=tmp_path / "x", rollouts=tmp_path / "20.jsonl"
-    )
+    given = {"output": tmp_path / "x", "rollouts": tmp_path / "20.jsonl"}
+    result = xray(LENGTHS, (), 1, overrides=small_xray(tiny_model), **given)
     assert result.to_dict()["arms"]["length_norm_constant"][0]["cosine_mean"] < 1
     stored = RolloutFolder(tmp_path / "x" / "rollouts" / "base").batch(0)
     assert stored is not None
@@ -188,7 +157,6 @@ def test_saved_rollouts_are_scored_and_compared(tiny_model, rows, tmp_path):
         (lambda rows: [{**row, "prompt": "1+1="} for row in rows], "does not ask"),
     ],
 )
-def test_saved_rollouts_that_do_not_do(tiny_model, rows, tmp_path, change, why):
+def test_rollouts_of_a_run_that_do_not_do(tiny_model, rows, tmp_path, change, why):
     write_jsonl(tmp_path / "20.jsonl", change(rows))
-    file = tmp_path / "20.jsonl"
-    assert why in refused(small_xray(tiny_model), LENGTHS, (), 1, rollouts=file)
+    assert why in refused(small_xray(tiny_model), LENGTHS, rollouts=tmp_path / "20.jsonl")
