@@ -40,11 +40,11 @@ def judge(tokenizer, tmp_path):
     return tmp_path / "judge"
 
 
-def made(tiny_model, tokenizer, reward, of_a_set, **settings):
-    """The recipe, its rewards, and those of an evaluation set."""
-    given = {"model_name_or_path": tiny_model, "reward_funcs": [reward], **settings}
+def made(tiny_model, tokenizer, of_the_run, of_a_set):
+    """The rewards of a run, and those of an evaluation set of its own."""
     sets = {"apart": {"reward_funcs": [of_a_set]}}
-    recipe = load_recipe("grpo", "miniature", {**given, "eval_sets": sets})
+    given = {"model_name_or_path": tiny_model, "reward_funcs": [of_the_run], "eval_sets": sets}
+    recipe = load_recipe("grpo", "miniature", given)
     rewards = task_rewards(recipe.task, tokenizer, None, recipe)  # type: ignore
     return rewards, rewards_of_sets(recipe, tokenizer, None)["apart"]  # type: ignore
 
