@@ -101,31 +101,25 @@ def test_a_recipe_wins_over_the_run_and_a_profile_needs_one(run):
         evaluated(run, "profile=h100")
 
 
-@pytest.fixture
-def adapter(tiny_model, tmp_path):
-    """The folder of an adapter of one layer, and the weights of that layer once it is merged."""
-    base = AutoModelForCausalLM.from_pretrained(tiny_model)
+def test_an_adapter_is_evaluated_with_its_base_and_not_without_one_of_its_tensors(
+    tiny_model, tmp_path
+):
+    base, folder = AutoModelForCausalLM.from_pretrained(tiny_model), tmp_path / "adapter"
     before = base.model.layers[0].self_attn.q_proj.weight.detach().clone()
     adapted = get_peft_model(base, LoraConfig(r=2, lora_alpha=6, target_modules=["q_proj"]))
     layer = adapted.base_model.model.model.layers[0].self_attn.q_proj
     torch.nn.init.normal_(layer.lora_B["default"].weight)
-    adapted.save_pretrained(tmp_path / "adapter")
-    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path / "adapter")
     change = 3 * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
-    return tmp_path / "adapter", before + change
-
-
-def test_an_adapter_is_evaluated_with_its_base_and_not_without_one_of_its_tensors(adapter):
-    folder, merged = adapter
-    words = ["--eval_size", "4", "--max_completion_length", "4"]
-    scratch = str(folder.parent / "out")
+    adapted.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
+    words, scratch = ["--eval_size", "4", "--max_completion_length", "4"], str(tmp_path / "out")
     found = find_checkpoint(str(folder))
     resolved = to_evaluate(found, words, profile="miniature", scratch=scratch)
     resolved.config._n_gpu = 2  # as without a launcher where two GPUs are visible
     with MathGrader(workers=1) as grader:
         evaluator = build_evaluator(resolved, grader)
-        found = evaluator.model.model.layers[0].self_attn.q_proj.weight
-        torch.testing.assert_close(found, merged)
+        merged = evaluator.model.model.layers[0].self_attn.q_proj.weight
+        torch.testing.assert_close(merged, before + change)
         assert evaluator.evaluate()["eval_mean_length"] > 0
         tensors = load_file(folder / "adapter_model.safetensors")
         tensors.pop(next(name for name in tensors if "lora_B" in name))

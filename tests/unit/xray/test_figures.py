@@ -126,37 +126,32 @@ def test_what_adam_divides_by():
 INERT = replace(figures_of(taken(REFERENCE_BM), taken(REFERENCE_BM)), shifts=dict.fromkeys(BY, 0.0))
 
 
-def figures(moved=None, **changes):
-    plain = replace(INERT.plain, steadiness=1.0, steadiness_interval=(0.9, 1.1))
-    shifts = {**INERT.shifts, **(moved or {})}
-    return replace(INERT, plain=replace(plain, **changes), shifts=shifts)
-
-
-TURNED = {"cosine_batch_min": 0.1, "cosine_mean": 0.6}
+def figures(moved=None, steady=(0.9, 1.0, 1.1), **changes):
+    low, ratio, high = steady
+    plain = replace(INERT.plain, steadiness=ratio, steadiness_interval=(low, high), **changes)
+    return replace(INERT, plain=plain, shifts={**INERT.shifts, **(moved or {})})
 
 
 @pytest.mark.parametrize(
-    ("words", "moved", "changes"),
+    ("words", "mean", "least", "more"),
     [
-        ("inert", {}, {}),
-        ("only rescales", {}, {"norm_ratio": 0.5}),
-        ("only rescales", {}, {"cosine_batch_min": 0.98, "cosine_mean": 0.985}),
-        ("reweights", {}, {"cosine_batch_min": 0.9, "cosine_mean": 0.96}),
-        ("reweights sign", {"sign": 0.2}, {"cosine_batch_min": 0.9, "cosine_mean": 0.985}),
-        ("reweights length, sign", {"sign": 0.11, "length": 0.2},
-         {"cosine_batch_min": 0.8, "cosine_mean": 0.8}),
-        ("other direction", {}, TURNED),
-        ("other direction, against", {}, {"cosine_batch_min": -0.1, "cosine_mean": -0.2}),
-        ("other direction, steadier", {},
-         {**TURNED, "steadiness": 2.0, "steadiness_interval": (1.2, 2.8)}),
-        ("other direction", {}, {**TURNED, "steadiness": 2.0, "steadiness_interval": (0.9, 3.1)}),
-        ("other direction, noisier", {},
-         {**TURNED, "steadiness": 0.5, "steadiness_interval": (0.1, 0.9)}),
-        ("no gradient", {}, {"cosine_mean": math.nan}),
+        ("inert", 1.0, 1.0, {}),
+        ("only rescales", 1.0, 1.0, {"norm_ratio": 0.5}),
+        ("only rescales", 0.985, 0.98, {}),
+        ("reweights", 0.96, 0.9, {}),
+        ("reweights sign", 0.985, 0.9, {"moved": {"sign": 0.2}}),
+        ("reweights length, sign", 0.8, 0.8, {"moved": {"sign": 0.11, "length": 0.2}}),
+        ("other direction", 0.6, 0.1, {}),
+        ("other direction, against", -0.2, -0.1, {}),
+        ("other direction, steadier", 0.6, 0.1, {"steady": (1.2, 2.0, 2.8)}),
+        ("other direction", 0.6, 0.1, {"steady": (0.9, 2.0, 3.1)}),
+        ("other direction, noisier", 0.6, 0.1, {"steady": (0.1, 0.5, 0.9)}),
+        ("no gradient", math.nan, 1.0, {}),
     ],
-)  # fmt: skip
-def test_verdicts(words, moved, changes):
-    assert verdict_of(figures(moved, **changes), 0.98, adam=True).words == words
+)
+def test_verdicts(words, mean, least, more):
+    found = figures(cosine_mean=mean, cosine_batch_min=least, **more)
+    assert verdict_of(found, 0.98, adam=True).words == words
 
 
 @pytest.mark.parametrize(
