@@ -102,22 +102,21 @@ class HubEndpoint:
         repository.commit("main", {".gitattributes": self.keep_blob(b"*.png filter=lfs\n")})
 
     def keep_blob(self, content: bytes) -> str:
-        return self._keep(hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest(), content)
+        oid = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+        self.objects[oid] = content
+        return oid
 
     def keep_large(self, content: bytes) -> str:
-        return self._keep(hashlib.sha256(content).hexdigest(), content)
-
-    def _keep(self, oid: str, content: bytes) -> str:
+        oid = hashlib.sha256(content).hexdigest()
         self.objects[oid] = content
         return oid
 
     def fault_for(self, line: str) -> Fault | None:
         with self.lock:
-            for fault in self.faults:
-                if fault.times > 0 and re.search(fault.pattern, line):
-                    fault.times -= 1
-                    return fault
-        return None
+            met = (each for each in self.faults if each.times > 0 and re.search(each.pattern, line))
+            if fault := next(met, None):
+                fault.times -= 1
+            return fault
 
 
 class Refusal(Exception):
@@ -209,6 +208,10 @@ class _Handler(BaseHTTPRequestHandler):
         return oid, repository.commits[oid]
 
 
+def _whoami(request: _Handler):
+    return {"name": request.known(), "type": "user", "orgs": []}
+
+
 def _create(request: _Handler):
     asked = json.loads(request.body)
     owner = asked.get("organization") or request.known()
@@ -254,13 +257,13 @@ def _tree(request: _Handler, repo: str, revision: str, folder: str | None = None
     inside = {path: oid for path, oid in tree.items() if path.startswith(folder or "")}
     if folder and not inside:
         raise Refusal(404, f"{folder} does not exist", "EntryNotFound")
-    sizes = {oid: len(request.hub.objects[oid]) for oid in inside.values()}
-    large = {oid: {"lfs": {"oid": oid, "size": size, "pointerSize": 130}}
-             for oid, size in sizes.items() if len(oid) == 64}  # fmt: skip
-    return [
-        {"type": "file", "path": path, "size": sizes[oid], "oid": oid[:40], **large.get(oid, {})}
-        for path, oid in inside.items()
-    ]
+    entries = []
+    for path, oid in inside.items():
+        size = len(request.hub.objects[oid])
+        entry = {"type": "file", "path": path, "size": size, "oid": oid[:40]}
+        large = {"lfs": {"oid": oid, "size": size, "pointerSize": 130}} if len(oid) == 64 else {}
+        entries.append(entry | large)
+    return entries
 
 
 def _preupload(request: _Handler, repo: str, revision: str):
@@ -268,20 +271,23 @@ def _preupload(request: _Handler, repo: str, revision: str):
     _, tree = request.tree(repo, revision)
     files = json.loads(request.body)["files"]
     request.hub.received += [base64.b64decode(file["sample"]) for file in files]
-    answers = [
-        {"path": path, "uploadMode": "lfs" if path.endswith(LARGE) else "regular",
-         "shouldIgnore": False, "oid": tree.get(path)}
-        for path in (file["path"] for file in files)
-    ]  # fmt: skip
+    answers = []
+    for path in (file["path"] for file in files):
+        mode = "lfs" if path.endswith(LARGE) else "regular"
+        answers.append(
+            {"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": tree.get(path)}
+        )
     return {"files": answers}
 
 
 def _batch(request: _Handler, repo: str):
     request.writable(repo)
-    answers = json.loads(request.body)["objects"]
-    for wanted in answers:
-        if (oid := wanted["oid"]) not in request.hub.objects:
-            wanted["actions"] = {"upload": {"href": f"{request.hub.url}/objects/{oid}"}}
+    hub, answers = request.hub, []
+    for wanted in json.loads(request.body)["objects"]:
+        oid, size = wanted["oid"], wanted["size"]
+        upload = {"href": f"{hub.url}/objects/{oid}"}
+        actions = {} if oid in hub.objects else {"actions": {"upload": upload}}
+        answers.append({"oid": oid, "size": size, **actions})
     return {"transfer": "basic", "objects": answers}
 
 
@@ -357,7 +363,7 @@ def _job(request: _Handler, namespace: str, job_id: str):
 _REPO = r"(?P<repo>[^/]+/[^/]+)"
 _KIND = r"(?:models|datasets)"
 _ROUTES: list[tuple[str, Callable]] = [
-    (r"GET /api/whoami-v2", lambda asked: {"name": asked.known(), "type": "user", "orgs": []}),
+    (r"GET /api/whoami-v2", _whoami),
     (r"POST /api/repos/create", _create),
     (r"POST /api/validate-yaml", _validate),
     (r"POST /api/jobs/(?P<namespace>[^/]+)", _start_job),
