@@ -46,7 +46,7 @@ def test_trimmed_widths(rows, multiple, prompt, completion):
 
 
 def test_batches_of_unequal_width_are_padded_on_their_side():
-    """With a ratio of 1: VESPO takes its log at padding, too, and a 0 would take the row's weight."""
+    """With a ratio of 1: VESPO takes its log at padding, too, and 0 would take the whole row."""
     narrow, wide = batch([2], [3], (2, 3)), batch([3], [5], (3, 5))
     for one in (narrow, wide):
         one["importance_sampling_ratio"] = torch.full_like(one["old_per_token_logps"], 0.5)
