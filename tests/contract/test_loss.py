@@ -304,7 +304,7 @@ def test_what_the_rewards_of_groups_make_of_the_loss(
     assert_loss_is(trainer, ready, formula)
 
 
-# What is logged of it; that regrouping changes no metric is in `test_differential`
+# What is logged of it; that regrouping changes no metric is in `test_drop_in`
 
 
 def training(make_trainer, **settings):

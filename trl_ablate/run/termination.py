@@ -67,7 +67,7 @@ def held_back() -> Iterator[None]:
     def answer(number: int, frame: Any) -> None:
         came.append(number)
         if len(came) > 1:
-            usual[number](number, frame)
+            usual[signal.Signals(number)](number, frame)
 
     for number in usual:
         signal.signal(number, answer)
