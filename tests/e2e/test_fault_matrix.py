@@ -236,7 +236,7 @@ def cases():
             yield pytest.param(name, fault, marks=marks, id=f"{name} {fault.__name__}")
 
 
-@pytest.mark.parametrize(("name", "fault"), cases())
+@pytest.mark.parametrize(("name", "fault"), [*cases()])
 def test_a_fault_ends_in_one_sentence_and_changes_nothing_else(name, fault, world, hub, tmp_path):
     case = Case(tmp_path / "world", COMMANDS[name], hub.url if name == "publish" else "")
     if fault in (on_a_full_disk, in_a_read_only_folder):

@@ -203,6 +203,7 @@ def test_a_revision_is_a_branch_of_its_own(hub, run):
     assert hub.commits(REPO) == 1
 
 
+@pytest.mark.slow
 def test_a_passing_failure_is_retried_and_a_lasting_one_is_one_sentence(hub, run):
     hub.faults.append(Fault("/commit/", 503, times=2))
     push_run(run)

@@ -38,6 +38,7 @@ def interpreter(*words: object) -> Ended:
 def dry_run(capsys, monkeypatch, tmp_path):
     """`dry_run(*words)`: what `trl-ablate train --dry_run` prints, in this process."""
     monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setattr(train, "spare_models", lambda: None)  # it would spare other tests PEFT
     output = tmp_path / "run"
 
     def dry_run(*words: str) -> str:
@@ -114,6 +115,7 @@ def evaluated(*words: object) -> str:
     return ended.stdout
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_to_its_own_last_number(trained, tmp_path):
     """The training's last evaluation, and the one of what it saved, are the same."""
     run, output = trained[0], tmp_path / "found.json"

@@ -104,6 +104,7 @@ def tags(page: str) -> list[tuple[str, list[str]]]:
     return found
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", FEW)
 def test_a_report_keeps_its_structure(tmp_path, harmless, name):
     out = reported(tmp_path, HOSTILE[name])
@@ -158,6 +159,7 @@ def keys(value) -> object:
     return [keys(item) for item in value] if isinstance(value, list) else type(value).__name__
 
 
+@pytest.mark.sample(12)
 @ALL
 def test_a_card_keeps_its_metadata_and_its_structure(tmp_path, text):
     (metadata, body), (usual, harmless) = (

@@ -57,7 +57,7 @@ def known(name: str | Path, folder: Path, profile: str | None = None) -> "StudyR
     study, store = _opened(name, folder, profile)
     plan = saved_plan(study, store.plans)
     if plan and profile in (None, plan.profile):
-        return StudyRuns(plan, store)
+        return StudyRuns(replace(plan, profile_reason="as asked") if profile else plan, store)
     return resolve(name, folder, profile, to_run=False)
 
 

@@ -78,6 +78,7 @@ def measured(tmp_path, start, *names, budget=100.0, results=None):
     return json.loads(results.file.read_text())["parts"]
 
 
+@pytest.mark.slow
 def test_a_failure_in_one_part_does_not_stop_the_rest_and_is_repeated_if_continued(tmp_path, start):
     reasons = {
         "raises": ("failed", "ValueError: a | bar and a `tick`"),

@@ -150,6 +150,7 @@ def test_an_interrupted_batch_leaves_no_stale_reports(monkeypatch):
         assert grader.grade(answers, golds) == [True] * 10
 
 
+@pytest.mark.slow
 def test_many_threads_at_once(grader):
     answers, golds = equal_in_other_words(8)
 

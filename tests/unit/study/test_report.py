@@ -135,6 +135,7 @@ def test_means_and_chances_by_hand():
 STUDIES = SHIPPED / "studies"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "name",
     [

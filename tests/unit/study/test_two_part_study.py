@@ -72,6 +72,7 @@ def reported(plan: Plan, store: RunStore, out):
     return read_object(out / "report.json")["arms"]
 
 
+@pytest.mark.slow
 def test_a_study_is_tuned_and_then_decided_look_by_look(tmp_path):
     """Four arms with two candidates each, of which the second is better; looks at 8 and 16."""
     tops = {arm: [top - 0.3, top] for arm, top in TOPS.items()}

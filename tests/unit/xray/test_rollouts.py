@@ -84,6 +84,7 @@ def test_it_continues_from_what_is_stored(tiny_model, output, on_policy):
     assert drawn == found
 
 
+@pytest.mark.slow
 def test_stored_rollouts_of_another_template_too_few_or_of_other_prompts(
     tiny_model, rollouts, tmp_path
 ):
