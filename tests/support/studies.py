@@ -40,13 +40,14 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("runs", type=Path)
     parser.add_argument("arms", type=json.loads)
+    parser.add_argument("--only", action="append")
     parser.add_argument("--ray_address")
     parser.set_defaults(jobs=None, cpus_per_run=1, keep_checkpoints=False)
     options = parser.parse_args()
     Termination().listen()
     runs = StudyRuns(make_plan(options.arms), RunStore(options.runs))
     try:
-        found = Runner(runs, engine(options, runs.plan), say=say).run()
+        found = Runner(runs, engine(options, runs.plan), only=options.only, say=say).run()
     except KeyboardInterrupt:
         return 130
     return 1 if found.failed else 3 if found.left else 0
