@@ -144,6 +144,7 @@ def test_it_trains_where_only_its_bundle_is_and_resumes_with_the_same_reward_onl
 # A world
 
 
+@pytest.mark.slow
 def test_a_worlds_own_test_passes_and_check_shows_its_questions(world, monkeypatch, capsys):
     monkeypatch.syspath_prepend(world)
     tests = runpy.run_path(str(world / "test_world.py"))

@@ -108,13 +108,18 @@ def test_a_list_has_an_engine_for_each_kind_of_run():
     assert engine_of(plan) is not engine_of(replace(plan, miniatures=()))
 
 
-def test_a_missing_extra_is_named_with_its_command(capsys, monkeypatch, where):
+def test_a_missing_extra_is_named_with_its_command(tmp_path, capsys, monkeypatch, printed, where):
+    """Also under a profile that is asked for now and was this machine's when the plan was kept."""
     monkeypatch.setitem(sys.modules, "modal", None)
     monkeypatch.delitem(sys.modules, "trl_ablate.study.engines.modal", raising=False)
-    assert main(["run", *where, "--engine", "modal"]) == 2
-    assert capsys.readouterr().err == (
-        "error: --engine modal: there is no module 'modal'; pip install 'trl-ablate[modal]'\n"
-    )
+    words = ["run", where[0], "--runs", str(tmp_path), "--engine", "modal"]
+    assert main([*words, "--profile", "auto"]) == 2
+    assert "profile 'miniature' is that of this machine" in capsys.readouterr().err
+    for more in (["--only", runs_of(printed)[0], "--profile", "miniature"], []):
+        assert main([*words, *more]) == 2
+        assert capsys.readouterr().err == (
+            "error: --engine modal: there is no module 'modal'; pip install 'trl-ablate[modal]'\n"
+        )
 
 
 def test_the_next_command_is_of_the_same_runs(tmp_path, capsys):

@@ -62,7 +62,7 @@ def outcomes(tmp_path, monkeypatch):
     assert list(Path().iterdir()) == []
 
 
-@settings(derandomize=True, max_examples=200, suppress_health_check=[*HealthCheck])
+@settings(derandomize=True, max_examples=100, suppress_health_check=[*HealthCheck])
 @given(damaged(), st.sampled_from(PROFILES))
 def test_a_damaged_recipe_resolves_or_ends_in_one_sentence(outcomes, content, profile):
     started = time.process_time()

@@ -162,6 +162,7 @@ def test_many_threads_at_once(grader):
     assert found == [[True] * 8 + [n == 3] for n in range(6)]
 
 
+@pytest.mark.slow
 def test_workers_survive_the_thread_that_started_them_but_no_close():
     grader = MathGrader(workers=1, timeout=5.0)
     with ThreadPoolExecutor(1) as thread:

@@ -215,6 +215,7 @@ def test_runs_needed_decide_by_shares(k, n, arms):
     assert 0.78 <= power <= (1.0 if k == 0 else 0.95), (needed, power)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [4, 8])
 def test_equal_arms_are_seldom_told_apart(n):
     """Three arms like the reference, of whose runs a fifth fail: a false difference in any of them

@@ -82,6 +82,7 @@ def report(plan: Plan, store: RunStore) -> tuple[str, dict]:
     return (out / "REPORT.md").read_text(encoding="utf-8").replace("\\", ""), numbers
 
 
+@pytest.mark.slow
 def test_a_report_between_looks_says_what_is_final_and_a_missing_run_holds_a_look(store):
     """Later pairs do not take its place: the verdict would change when the run is done again."""
     plan = replace(LOOKING, equivalence_margin=0.1)

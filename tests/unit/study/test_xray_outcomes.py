@@ -64,6 +64,7 @@ def test_the_command(files, tmp_path, capsys):
     assert (tmp_path / "out" / "outcomes.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_correlation_and_its_bootstrap_are_those_of_scipy():
     rng = np.random.default_rng(1)
     distances, differences = rng.random(12), rng.normal(size=12).round(1)  # with ties

@@ -71,6 +71,7 @@ def test_at_a_drift_the_samplers_ratio_is_that_of_the_weights_that_sampled(tiny_
     assert all(torch.allclose(ratio, first, atol=1e-3) for ratio in others)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_no_number_is_not_called_zero(tiny_model, rollouts, tmp_path):
     arms = ["grpo", "grpo+positive_weight=1e38"]
     settings = small_xray(tiny_model)
