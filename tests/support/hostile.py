@@ -62,5 +62,5 @@ HOSTILE = {
 }  # fmt: skip
 """What it attacks -> the text. Written as escapes, so that this file itself is harmless to read."""
 
-FEW = (*("heading", "fence", "out of a summary", "mathematics", "many letters", "escape sequence"),)
+FEW = "heading", "fence", "out of a summary", "mathematics", "many letters", "escape sequence"
 """One of each kind, for tests that need a second per text."""

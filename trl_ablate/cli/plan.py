@@ -22,6 +22,7 @@ from trl_ablate.cli.terminal import console, table
 from trl_ablate.plan.estimate import Estimate, plan, word
 from trl_ablate.plan.setup import HINTS, OPTIONS, Setup, from_recipe
 from trl_ablate.plan.sizes import GIB, GPUS, MODELS
+from trl_ablate.recipe.places import AS_ASKED
 
 
 def _reading(name: str) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def main(options: argparse.Namespace) -> int:
         from trl_ablate.recipe.resolving import load_recipe
 
         resolved = load_recipe(options.recipe, options.profile or "auto")
-        if options.profile is None and resolved.profile_reason != "as asked":
+        if options.profile is None and resolved.profile_reason != AS_ASKED:
             resolved = load_recipe(options.recipe, "h100")
         named = {"model_name_or_path": given["model"]} if "model" in given else {}
         of_recipe = from_recipe({**resolved.all_settings(), **named}, resolved.profile)

@@ -25,7 +25,7 @@ from trl_ablate.cli.engines import OPTIONS, add_engine, check_engine, engine_mod
 from trl_ablate.cli.parsing import RUNS, Option, Parser, at_least, command, flag, option
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.recipe.places import PACKAGE, SHIPPED, study_path
+from trl_ablate.recipe.places import AS_ASKED, PACKAGE, SHIPPED, study_path
 from trl_ablate.run.termination import Termination
 from trl_ablate.study.questions_list import LIST
 
@@ -176,7 +176,7 @@ def run(options: argparse.Namespace) -> int:
         return study_runs.run_all(study_runs.total(options, engine_of), engine_of, options)
     opened = study_runs.known if options.only else partial(study_runs.resolve, starts=True)
     runs = opened(options.study, options.runs, options.profile)
-    if options.engine != "local" and runs.plan.profile_reason != "as asked":
+    if options.engine != "local" and runs.plan.profile_reason != AS_ASKED:
         raise ConfigurationError(
             f"--engine {options.engine}: profile '{runs.plan.profile}' is that of this machine "
             f"({runs.plan.profile_reason}); give --profile, for the machines that train"

@@ -12,7 +12,7 @@ from trl_ablate.cli.ending import DONE, FAILED
 from trl_ablate.cli.engines import EngineOf
 from trl_ablate.cli.imports import to_keep
 from trl_ablate.cli.terminal import console, table
-from trl_ablate.recipe.places import SUFFIXES, study_path
+from trl_ablate.recipe.places import AS_ASKED, SUFFIXES, study_path
 
 if TYPE_CHECKING:
     from trl_ablate.study.definition import Study
@@ -57,7 +57,7 @@ def known(name: str | Path, folder: Path, profile: str | None = None) -> "StudyR
     study, store = _opened(name, folder, profile)
     plan = saved_plan(study, store.plans)
     if plan and profile in (None, plan.profile):
-        return StudyRuns(replace(plan, profile_reason="as asked") if profile else plan, store)
+        return StudyRuns(replace(plan, profile_reason=AS_ASKED) if profile else plan, store)
     return resolve(name, folder, profile, to_run=False)
 
 

@@ -13,6 +13,8 @@ SHIPPED = next((folder for folder in _CANDIDATES if folder.is_dir()), _CANDIDATE
 SUFFIXES = (".yaml", ".yml")
 NO_PROFILE = "none"
 """In place of a profile's name: no settings for a machine."""
+AS_ASKED = "as asked"
+"""The reason for a profile that was not chosen automatically."""
 TOY = "miniature"
 """The profile of machines without a GPU."""
 LARGE_GPU_GIB = 60.0

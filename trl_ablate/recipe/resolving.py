@@ -35,6 +35,7 @@ from trl_ablate.recipe.inert import inert_knobs
 from trl_ablate.recipe.named_files import BEFORE_CHAINS, Anchor, worlds_in_full
 from trl_ablate.recipe.overrides import read_overrides
 from trl_ablate.recipe.places import (
+    AS_ASKED,
     NO_PROFILE,
     TOY,
     beside_or_shipped,
@@ -132,7 +133,7 @@ def load_recipe(
     command_line = anchor.settings(read_overrides(overrides), Path(), path.parent)
     asked = command_line.pop("profile", None) or (profile if profile != "auto" else None)
     wanted = asked or recipe.get("profile") or base.get("profile") or "auto"
-    name, reason = suitable_profile() if wanted == "auto" else (Path(wanted).stem, "as asked")
+    name, reason = suitable_profile() if wanted == "auto" else (Path(wanted).stem, AS_ASKED)
     profile_layer = _profile_layer(name if wanted == "auto" else wanted, path, anchor)
     declared = {key: value for key, value in recipe.items() if key not in LOADER_KEYS}
     asked_for = {**base, **declared, **command_line}

@@ -57,11 +57,12 @@ class Termination:
 @contextmanager
 def held_back() -> Iterator[None]:
     """Ctrl-C and SIGTERM act at the end of the block; a second one acts at once."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    if threading.current_thread() is not threading.main_thread():
-        numbers = ()  # signals reach only the main thread
-    usual = {number: signal.getsignal(number) for number in numbers}
-    usual = {number: handler for number, handler in usual.items() if callable(handler)}
+    reach_us = threading.current_thread() is threading.main_thread()
+    usual = {
+        number: handler
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if reach_us and callable(handler := signal.getsignal(number))
+    }
     came: list[int] = []
 
     def answer(number: int, frame: Any) -> None:

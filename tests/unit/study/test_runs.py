@@ -1,7 +1,6 @@
 """The runs of a study: their states, what is cleaned, and what they cost."""
 
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 from tests.support.fake_train import save
 from tests.support.synthetic_study import learning_rows, make_plan, write_run, write_study
 from trl_ablate.run.json_files import write_json
-from trl_ablate.study import runner
 from trl_ablate.study.cleaning import find_rubbish, remove
 from trl_ablate.study.engines.local import LocalEngine
 from trl_ablate.study.expected_hours import PROBE_STEPS, estimate, measure, probe, probe_name
@@ -51,18 +49,6 @@ def test_only_a_run_with_these_settings_is_resumed(tmp_path, top, option):
     directory = write_run(store, run, {"top": top}, learning_rows(0, 0.8), status="running")
     save(directory.path / "checkpoint-5")
     assert Runner(StudyRuns(plan, store), LocalEngine(1))._taking_up(run.id) == option
-
-
-def test_at_the_time_limit_runs_save(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "POLL_SECONDS", 0.0)
-    plan, called = make_plan({"a": {"top": 0.8}}, seeds=[0]), []
-    process = SimpleNamespace(
-        poll=lambda: None,
-        **{name: partial(called.append, name) for name in ("ask_to_save", "ask_to_end", "end")},
-    )
-    engine: Any = SimpleNamespace(start=lambda job, slot: process, slots=1, in_place=True)
-    outcome = Runner(StudyRuns(plan, RunStore(tmp_path)), engine, max_hours=1e-4).run()
-    assert called == ["ask_to_save", "end"] and outcome.left == [*plan.runs()]
 
 
 def test_cleaning_keeps_files_of_the_user_in_a_run(tmp_path):

@@ -1,4 +1,4 @@
-"""Ctrl-C while a run is started: it ends with the others, and none is left behind."""
+"""A runner that is interrupted, or whose time is up: it leaves no run behind."""
 
 import os
 import signal
@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.synthetic_study import make_plan
 from trl_ablate.run.termination import Terminated, Termination
+from trl_ablate.study import runner
 from trl_ablate.study.runner import Runner
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
@@ -25,19 +26,32 @@ def usual_handlers():
         signal.signal(number, handler)
 
 
+def running(asked: list[str]) -> SimpleNamespace:
+    """A process that goes on, and lists what it is asked for."""
+    names = ("ask_to_save", "ask_to_end", "end")
+    return SimpleNamespace(
+        poll=lambda: None, **{name: partial(asked.append, name) for name in names}
+    )
+
+
+def test_at_the_time_limit_runs_save(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0.0)
+    plan, called = make_plan({"a": {"top": 0.8}}, seeds=[0]), []
+    process = running(called)
+    engine: Any = SimpleNamespace(start=lambda job, slot: process, slots=1, in_place=True)
+    outcome = Runner(StudyRuns(plan, RunStore(tmp_path)), engine, max_hours=1e-4).run()
+    assert called == ["ask_to_save", "end"] and outcome.left == [*plan.runs()]
+
+
 def started_while(tmp_path, *numbers: int) -> list[str]:
     """What a runner does with its run if these signals come while the run is started."""
     done: list[str] = []
-    process = SimpleNamespace(
-        poll=lambda: None,
-        **{name: partial(done.append, name) for name in ("ask_to_save", "ask_to_end", "end")},
-    )
 
     def start(job, slot):
         for number in numbers:
             os.kill(os.getpid(), number)
         done.append("started")
-        return process
+        return running(done)
 
     engine: Any = SimpleNamespace(start=start, slots=1, in_place=True)
     plan = make_plan({"a": {"top": 0.8}}, seeds=[0])
