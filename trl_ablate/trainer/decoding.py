@@ -1,9 +1,9 @@
 """Generation by transformers without the rows that have ended.
 
 `generate` decodes the whole batch until its longest row has ended. Here, a row that has ended
-leaves the batch and the cache, a prompt that several rows share is read once, and where the model
-is small and known, the forward pass of a token is shorter (`short_forward.py`). The
-random numbers are drawn for all rows as `torch.multinomial` draws them, so tokens are those of
+leaves the batch and the cache, a prompt that several rows share is read once, and the forward pass
+of a token is shorter where the model is small and known (`short_forward.py`), or recorded on a GPU
+(`graph_forward.py`). The random numbers are drawn for all rows as `torch.multinomial` draws them, so tokens are those of
 `generate`, except where two roundings of a probability choose differently.
 
 Whatever is not known to treat each row by itself (other caches, processors, stopping criteria or
@@ -23,6 +23,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import GenerationConfig, GenerationMode
 
 from trl_ablate.trainer.generation import CompletionCriteria
+from trl_ablate.trainer.graph_forward import GraphForward, may_be_recorded
 from trl_ablate.trainer.short_forward import CACHE, ShortForward, may_be_short, packed_weights
 from trl_ablate.trainer.temporary import replaced
 
@@ -180,11 +181,12 @@ def repeats(ids_NL: Tensor, mask_NL: Tensor) -> int:
 
 class ForwardPass:
     """The model's own forward pass for the prompts and the first token, and from then on
-    `ShortForward`, if the model `may_be_short` and both computed the same logits up to rounding."""
+    `ShortForward`, if the model `may_be_short` and both computed the same logits up to rounding. On
+    a GPU, the model's own pass is recorded, if that is possible."""
 
     def __init__(self, model: Any, inputs: dict[str, Any]):
         self._model, self._inputs = model, inputs
-        self._short: ShortForward | None = None
+        self._short: ShortForward | GraphForward | None = None
         self._compared = False
 
     def read_prompts(self, ids_NL: Tensor, longest: int) -> Tensor:
@@ -202,6 +204,8 @@ class ForwardPass:
         self._inputs = self._model._update_model_kwargs_for_generation(outputs, self._inputs)
         if may_be_short(self._model, self._inputs):
             self._short = ShortForward(self._model, self._inputs, longest)
+        elif may_be_recorded(self._model, self._inputs, longest):
+            self._short, self._compared = GraphForward(self._model, self._inputs, longest), True
         return logits_NV
 
     def logits(self, ids_ML: Tensor) -> Tensor:

@@ -1,0 +1,124 @@
+"""Decoding on a GPU: the forward pass of one token per row, recorded once for each generation.
+
+A small model waits for Python, which calls about a thousand kernels for each token. A CUDA graph
+calls them all at once. What is recorded is the model's own forward pass, in the precision in which
+it is trained, over a cache with room for all tokens, so that every tensor keeps its place. Rows
+that have ended stay in the cache and are not returned.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
+
+from trl_ablate.trainer.short_forward import CACHE, INPUTS
+
+CELLS = 2**16
+"""Rows times columns of a cache, of which each token reads all, up to which this was measured."""
+
+
+class GraphForward:
+    """The forward pass of one token per row, for a model that `may_be_recorded`.
+
+    Args:
+        inputs: of the model's own forward pass, after it has read the prompts.
+        longest: length of the longest row at its end.
+    """
+
+    def __init__(self, model: Any, inputs: dict[str, Any], longest: int):
+        self._model = model
+        mask_NP = inputs["attention_mask"][:, :-1].bool()
+        count, self._length = mask_NP.shape
+        layers = [Layer.with_room(longest, read) for read in inputs[CACHE].layers]
+        self._cache = Cache(layers=layers)
+        self._seen_N11L = mask_NP.new_zeros(count, 1, 1, longest)
+        self._seen_N11L[:, 0, 0, : self._length] = mask_NP
+        self._column = torch.tensor([self._length], device=mask_NP.device)
+        self._positions_N1 = inputs["position_ids"][:, -1:].clone()
+        self._ids_N1 = torch.zeros_like(self._positions_N1)
+        self._places_M = torch.arange(count, device=mask_NP.device)
+        """Rows of the cache that have not ended."""
+        self._logits_NV: Tensor
+        self._next: Callable[[], None] = self._pass
+        self._passes = 0
+
+    def logits(self, ids_ML: Tensor) -> Tensor:
+        self._ids_N1[self._places_M, 0] = ids_ML[:, -1]
+        if self._passes == 1:  # the first has made what lasts: handles, copies of weights
+            self._next = self._recorded()
+        self._next()
+        self._passes += 1
+        return self._logits_NV[self._places_M]
+
+    def keep(self, kept_M: Tensor) -> None:
+        self._places_M = self._places_M[kept_M]
+
+    def _pass(self) -> None:
+        """Everything that changes is changed in place."""
+        self._seen_N11L.index_fill_(3, self._column, 1)
+        inputs = {CACHE: self._cache, "attention_mask": self._seen_N11L, "use_cache": True}
+        outputs = self._model(self._ids_N1, position_ids=self._positions_N1, **inputs)
+        self._logits_NV = outputs.logits[:, -1].float()
+        self._column += 1
+        self._positions_N1 += 1
+
+    def _recorded(self) -> Callable[[], None]:
+        try:
+            return recorded(self._pass)
+        except RuntimeError as error:
+            warnings.warn(f"a CUDA graph cannot be recorded, so decoding is slower: {error}")
+            return self._pass
+
+
+class Layer(StaticLayer):
+    """A layer of the cache that stays at its place."""
+
+    @classmethod
+    def with_room(cls, longest: int, read: DynamicLayer) -> "Layer":
+        layer = cls(longest)
+        StaticLayer.update(layer, read.keys, read.values)
+        return layer
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """In autocast, values are of another type than keys, and the cache has the wider one."""
+        wide = (one.to(self.keys.dtype) for one in (key_states, value_states))
+        return super().update(*wide, *args, **kwargs)
+
+
+def may_be_recorded(model: Any, inputs: dict[str, Any], longest: int) -> bool:
+    """Whether a graph computes what this model computes, and gains time: on one GPU, without hooks
+    or routes that depend on values, with attention to all tokens, over a cache of some size."""
+    return (
+        model.device.type == "cuda"
+        and {one.device for one in model.parameters()} == {model.device}
+        and bool(model._can_compile_fullgraph)
+        and model.config._attn_implementation == "sdpa"
+        and inputs.keys() <= INPUTS
+        and inputs["attention_mask"].dim() == inputs["position_ids"].dim() == 2
+        and len(inputs["attention_mask"]) * longest <= CELLS
+        and not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
+        and all(type(layer) is DynamicLayer for layer in inputs[CACHE].layers)
+    )
+
+
+_latest: list[torch.cuda.CUDAGraph] = []
+"""The graph of the generation before, whose memory the next one uses again."""
+
+
+def recorded(run: Callable[[], None]) -> Callable[[], None]:
+    """`run` as one call. It is not run here; tensors that it makes stay at their places."""
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    pool = _latest[0].pool() if _latest else None
+    with torch.cuda.stream(stream):
+        graph.capture_begin(pool, capture_error_mode="thread_local")
+        try:
+            run()
+        finally:
+            graph.capture_end()
+    _latest[:] = [graph]
+    return graph.replay
