@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, LogitsProcessor
 
 from tests.contract.alike import weights
-from trl_ablate.trainer import ablation, decoding, short_forward
+from trl_ablate.trainer import ablation, decoding, graph_forward, short_forward
 from trl_ablate.trainer.decoding import (
     decode,
     made_of_uniform_draws,
@@ -230,6 +230,72 @@ def test_a_short_pass_that_differs_from_the_models_is_not_used(short, monkeypatc
     monkeypatch.setattr(type(model), "forward", doubled)
     alike(model)
     assert len(short) == 1
+
+
+@pytest.fixture
+def passes(monkeypatch) -> Mock:
+    """Decoding as on a GPU; called with what is recorded. Nothing is: that needs a GPU."""
+    monkeypatch.setattr(graph_forward, "DEVICE", "cpu")
+    monkeypatch.setattr(decoding, "may_be_short", lambda *_: False)
+    recorded = Mock(side_effect=lambda run: run)
+    monkeypatch.setattr(graph_forward, "recorded", recorded)
+    return recorded
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+def test_a_recorded_pass_computes_what_the_model_computes(passes, architecture, mixed):
+    """With padding, which rows of, and rows that have, left; in autocast."""
+    model = model_of(architecture)
+    with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+        alike(model)
+        alike(model, max_new_tokens=80, suppress_tokens=[EOS])
+        alike(model, {name: value[:3] for name, value in prompts().items()}, temperature=0.5)
+    assert passes.call_count == 3
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "change"),
+    [
+        ("falcon_h1", {}, None),
+        ("mixtral", {}, None),
+        ("gemma3_text", {}, None),
+        ("qwen2", {"attn_implementation": "eager"}, None),
+        ("qwen2", {}, lambda one: one.model.norm.register_forward_hook(lambda *_: None)),
+        ("qwen2", {"max_position_embeddings": 2**13}, None),
+    ],
+)
+def test_other_models_and_larger_caches_are_not_recorded(passes, architecture, settings, change):
+    model = model_of(architecture, **settings)
+    if change is not None:
+        change(model)
+    large = model.config.max_position_embeddings > 2**12
+    alike(model, max_new_tokens=2**13 if large else 8)
+    assert not passes.called
+
+
+def test_a_pass_that_cannot_be_recorded_is_made_again_and_again(passes):
+    passes.side_effect = RuntimeError("operation not permitted when stream is capturing")
+    with pytest.warns(UserWarning, match="decoding is slower: operation not permitted"):
+        alike(model_of())
+
+
+def test_graphs_are_recorded_in_one_stream_and_one_pool(monkeypatch):
+    """Memory of another would stay reserved: 0.1 to 0.3 GiB for each generation."""
+    cuda, graphs = MagicMock(), [Mock(), Mock()]
+    cuda.CUDAGraph.side_effect = graphs
+    monkeypatch.setattr(torch, "cuda", cuda)
+    graph_forward.recordings.cache_clear()
+    run = Mock()
+    assert graph_forward.recorded(run) is graphs[0].replay
+    run.side_effect = ValueError
+    with pytest.raises(ValueError):
+        graph_forward.recorded(run)
+    graphs[0].capture_begin.assert_called_once_with(capture_error_mode="thread_local")
+    pool = graphs[0].pool()
+    graphs[1].capture_begin.assert_called_once_with(pool, capture_error_mode="thread_local")
+    assert cuda.Stream.call_count == 1 and graphs[1].capture_end.called
+    graph_forward.recordings.cache_clear()
 
 
 class Sum(LogitsProcessor):

@@ -3,8 +3,8 @@
 `generate` decodes the whole batch until its longest row has ended. Here, a row that has ended
 leaves the batch and the cache, a prompt that several rows share is read once, and the forward pass
 of a token is shorter where the model is small and known (`short_forward.py`), or recorded on a GPU
-(`graph_forward.py`). The random numbers are drawn for all rows as `torch.multinomial` draws them, so tokens are those of
-`generate`, except where two roundings of a probability choose differently.
+(`graph_forward.py`). The random numbers are drawn for all rows as `torch.multinomial` draws them,
+so tokens are those of `generate`, except where two roundings of a probability choose differently.
 
 Whatever is not known to treat each row by itself (other caches, processors, stopping criteria or
 inputs) is decoded by transformers.
@@ -181,8 +181,8 @@ def repeats(ids_NL: Tensor, mask_NL: Tensor) -> int:
 
 class ForwardPass:
     """The model's own forward pass for the prompts and the first token, and from then on
-    `ShortForward`, if the model `may_be_short` and both computed the same logits up to rounding. On
-    a GPU, the model's own pass is recorded, if that is possible."""
+    `ShortForward` or `GraphForward`, if there is one for the model, and it computed the same logits
+    up to rounding."""
 
     def __init__(self, model: Any, inputs: dict[str, Any]):
         self._model, self._inputs = model, inputs
@@ -205,7 +205,7 @@ class ForwardPass:
         if may_be_short(self._model, self._inputs):
             self._short = ShortForward(self._model, self._inputs, longest)
         elif may_be_recorded(self._model, self._inputs, longest):
-            self._short, self._compared = GraphForward(self._model, self._inputs, longest), True
+            self._short = GraphForward(self._model, self._inputs, longest)
         return logits_NV
 
     def logits(self, ids_ML: Tensor) -> Tensor:
@@ -214,7 +214,9 @@ class ForwardPass:
         outputs, logits_MV = self._pass(ids_ML, self._inputs, next_sequence_length=1)
         self._inputs = self._model._update_model_kwargs_for_generation(outputs, self._inputs)
         if self._short is not None:
-            rounding = ROUNDING_MIXED if torch.is_autocast_enabled("cpu") else ROUNDING
+            device, dtype = self._model.device.type, self._model.dtype
+            mixed = torch.is_autocast_enabled(device) or dtype != torch.float32
+            rounding = ROUNDING_MIXED if mixed else ROUNDING
             apart_M = (self._short.logits(ids_ML) - logits_MV).norm(dim=-1)
             if not (apart_M <= rounding * logits_MV.norm(dim=-1)).all():
                 self._short = None

@@ -8,6 +8,7 @@ that have ended stay in the cache and are not returned.
 
 import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
 from trl_ablate.trainer.short_forward import CACHE, INPUTS
 
+DEVICE = "cuda"
 CELLS = 2**16
 """Rows times columns of a cache, of which each token reads all, up to which this was measured."""
 
@@ -32,7 +34,7 @@ class GraphForward:
         self._model = model
         mask_NP = inputs["attention_mask"][:, :-1].bool()
         count, self._length = mask_NP.shape
-        layers = [Layer.with_room(longest, read) for read in inputs[CACHE].layers]
+        layers: list[Any] = [Layer(longest, read) for read in inputs[CACHE].layers]
         self._cache = Cache(layers=layers)
         self._seen_N11L = mask_NP.new_zeros(count, 1, 1, longest)
         self._seen_N11L[:, 0, 0, : self._length] = mask_NP
@@ -57,7 +59,7 @@ class GraphForward:
         self._places_M = self._places_M[kept_M]
 
     def _pass(self) -> None:
-        """Everything that changes is changed in place."""
+        """What changes keeps its place."""
         self._seen_N11L.index_fill_(3, self._column, 1)
         inputs = {CACHE: self._cache, "attention_mask": self._seen_N11L, "use_cache": True}
         outputs = self._model(self._ids_N1, position_ids=self._positions_N1, **inputs)
@@ -69,18 +71,17 @@ class GraphForward:
         try:
             return recorded(self._pass)
         except RuntimeError as error:
-            warnings.warn(f"a CUDA graph cannot be recorded, so decoding is slower: {error}")
+            slower = f"a CUDA graph cannot be recorded, so decoding is slower: {error}"
+            warnings.warn(slower, stacklevel=2)
             return self._pass
 
 
 class Layer(StaticLayer):
     """A layer of the cache that stays at its place."""
 
-    @classmethod
-    def with_room(cls, longest: int, read: DynamicLayer) -> "Layer":
-        layer = cls(longest)
-        StaticLayer.update(layer, read.keys, read.values)
-        return layer
+    def __init__(self, longest: int, read: Any):
+        super().__init__(longest)
+        super().update(read.keys, read.values)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """In autocast, values are of another type than keys, and the cache has the wider one."""
@@ -92,7 +93,7 @@ def may_be_recorded(model: Any, inputs: dict[str, Any], longest: int) -> bool:
     """Whether a graph computes what this model computes, and gains time: on one GPU, without hooks
     or routes that depend on values, with attention to all tokens, over a cache of some size."""
     return (
-        model.device.type == "cuda"
+        model.device.type == DEVICE
         and {one.device for one in model.parameters()} == {model.device}
         and bool(model._can_compile_fullgraph)
         and model.config._attn_implementation == "sdpa"
@@ -104,21 +105,23 @@ def may_be_recorded(model: Any, inputs: dict[str, Any], longest: int) -> bool:
     )
 
 
-_latest: list[torch.cuda.CUDAGraph] = []
-"""The graph of the generation before, whose memory the next one uses again."""
+@cache
+def recordings(device: int) -> tuple[torch.cuda.Stream, list[torch.cuda.CUDAGraph]]:
+    """The stream in which graphs are recorded, and the latest, whose memory the next one uses
+    again: what another stream or pool has had stays reserved."""
+    return torch.cuda.Stream(device), []
 
 
 def recorded(run: Callable[[], None]) -> Callable[[], None]:
     """`run` as one call. It is not run here; tensors that it makes stay at their places."""
+    stream, latest = recordings(torch.cuda.current_device())
     graph = torch.cuda.CUDAGraph()
-    stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    pool = _latest[0].pool() if _latest else None
     with torch.cuda.stream(stream):
-        graph.capture_begin(pool, capture_error_mode="thread_local")
+        graph.capture_begin(*(one.pool() for one in latest), capture_error_mode="thread_local")
         try:
             run()
         finally:
             graph.capture_end()
-    _latest[:] = [graph]
+    latest[:] = [graph]
     return graph.replay
