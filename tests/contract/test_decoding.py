@@ -245,7 +245,7 @@ def passes(monkeypatch) -> Mock:
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])
 def test_a_recorded_pass_computes_what_the_model_computes(passes, architecture, mixed):
-    """With padding, which rows of, and rows that have, left; in autocast."""
+    """With padding, and after the rows with padding have left; without; in autocast."""
     model = model_of(architecture)
     with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
         alike(model)

@@ -34,7 +34,7 @@ from trl_ablate.study.report.outcomes import (
     wins,
 )
 from trl_ablate.study.report.pictures import line_of, spread
-from trl_ablate.study.report.sections import different_starts, shortest
+from trl_ablate.study.report.sections import different_starts, runs_table, shortest
 from trl_ablate.study.report.stats import t_interval
 from trl_ablate.study.report.verdicts import pairs_to_see
 from trl_ablate.study.resolution import resolve_plan
@@ -119,6 +119,22 @@ def test_runs_without_an_outcome_stay_and_have_no_value():
     assert arm.outcome() == "1 finished, 1 failed, 1 to do"
     assert analysis.decisive["b"].verdict == "too few seeds"
     assert below_zero.fell_behind == 0
+
+
+def test_the_table_of_runs_names_every_seed():
+    """Once: with its end, where it collapsed, or why it has not finished."""
+    ends = {0: "finished", 1: "finished", 2: "failed", 3: "to do", 4: "to do", 7: "finished"}
+    runs = [flat_run("a", seed, [0.5, seed / 10], status) for seed, status in ends.items()]
+    runs[-1] = flat_run("a", 7, [0.1, 0.6, 0.1, 0.1], "stopped")
+    runs[-1].reason = "a rule"
+    runs[3].series = runs[4].series = {}
+    (grid,) = runs_table(analyse(runs, METRIC)).blocks
+    (row,) = grid.rows
+    assert row[1:4] == [
+        "0 to 1: 0.000, 0.100; 7: 0.100",
+        "7: 2",
+        "2: failed: at step 1; 3 to 4: to do; 7: stopped: at step 3: a rule",
+    ]
 
 
 def test_means_and_chances_by_hand():
