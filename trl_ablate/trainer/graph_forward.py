@@ -84,9 +84,9 @@ class Layer(StaticLayer):
         super().update(read.keys, read.values)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """In autocast, values are of another type than keys, and the cache has the wider one."""
-        wide = (one.to(self.keys.dtype) for one in (key_states, value_states))
-        return super().update(*wide, *args, **kwargs)
+        """In autocast, a pass may make them in another type than that of the prompts' cache."""
+        keys, values = key_states.to(self.keys.dtype), value_states.to(self.values.dtype)
+        return super().update(keys, values, *args, **kwargs)
 
 
 def may_be_recorded(model: Any, inputs: dict[str, Any], longest: int) -> bool:
