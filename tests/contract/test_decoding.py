@@ -255,23 +255,26 @@ def test_a_recorded_pass_computes_what_the_model_computes(passes, architecture, 
 
 
 @pytest.mark.parametrize(
-    ("architecture", "settings", "change"),
+    ("architecture", "settings", "hook", "cells"),
     [
-        ("falcon_h1", {}, None),
-        ("mixtral", {}, None),
-        ("gemma3_text", {}, None),
-        ("qwen2", {"attn_implementation": "eager"}, None),
-        ("qwen2", {}, lambda one: one.model.norm.register_forward_hook(lambda *_: None)),
-        ("qwen2", {"max_position_embeddings": 2**13}, None),
+        ("qwen2", {}, False, 12 * (5 + 24)),
+        ("qwen2", {}, False, 12 * (5 + 24) - 1),
+        ("qwen2", {}, True, 2**16),
+        ("qwen2", {"attn_implementation": "eager"}, False, 2**16),
+        ("falcon_h1", {}, False, 2**16),
+        ("mixtral", {}, False, 2**16),
+        ("gemma3_text", {}, False, 2**16),
     ],
 )
-def test_other_models_and_larger_caches_are_not_recorded(passes, architecture, settings, change):
+def test_which_models_and_caches_are_recorded(
+    passes, monkeypatch, architecture, settings, hook, cells
+):
+    monkeypatch.setattr(graph_forward, "CELLS", cells)
     model = model_of(architecture, **settings)
-    if change is not None:
-        change(model)
-    large = model.config.max_position_embeddings > 2**12
-    alike(model, max_new_tokens=2**13 if large else 8)
-    assert not passes.called
+    if hook:
+        model.model.norm.register_forward_hook(lambda *_: None)
+    alike(model)
+    assert passes.called == (cells == 12 * (5 + 24))
 
 
 def test_a_pass_that_cannot_be_recorded_is_made_again_and_again(passes):
