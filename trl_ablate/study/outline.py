@@ -31,8 +31,11 @@ def show_plan(
             f"best case, all comparisons decided with {looks[0]} seeds: ": estimate(runs, looks[0]),
             f"worst case, comparisons undecided until {looks[-1]} seeds: ": cases[""],
         }
-    lines = (Text(case + _what_it_takes(expected, runs.plan, slots, price_per_hour))
-             for case, expected in cases.items())  # fmt: skip
+    lines = [Text(case + _what_it_takes(expected, runs.plan, slots, price_per_hour))
+             for case, expected in cases.items()]  # fmt: skip
+    least = next(iter(cases.values()))
+    if looks and least.done >= least.runs and not runs.undecided:
+        lines = [Text("all comparisons have ended: no run is needed")]
     for part in (*_parts(runs), *lines):
         console.print(part, soft_wrap=not console.is_terminal)
 

@@ -1,6 +1,7 @@
 """Seeds until decided, of one study or of a list: which runs a pass does, what all cost, and what
 the report says between looks."""
 
+import io
 import json
 import re
 from argparse import Namespace
@@ -8,12 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tests.support.synthetic_study import learning_rows, make_plan, write_run
 from tests.support.tuned_study import tuned_plan
 from trl_ablate.cli import study_runs
 from trl_ablate.study import expected_hours
 from trl_ablate.study.expected_hours import Share, total_of
+from trl_ablate.study.outline import show_plan
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.runner import Outcome
@@ -90,6 +93,9 @@ def test_a_report_between_looks_says_what_is_final_and_a_missing_run_holds_a_loo
     do(plan, store, next_pass(plan, store))
     text, arms = report(plan, store)
     assert "Final, whatever is run later: worse." in text
+    assert "worst case, comparisons undecided until 8 seeds: 24 runs: 9 done" in outline(
+        plan, store
+    )
     assert "Undecided, more seeds can decide: alike." in text
     assert "alike against grpo is undecided with 3 seeds" in text
     assert "the next look is at 5 seeds" in text
@@ -99,6 +105,7 @@ def test_a_report_between_looks_says_what_is_final_and_a_missing_run_holds_a_loo
     do(plan, store, plan.runs())
     text, later = report(plan, store)
     assert "alike is equivalent to grpo within 0.100" in text
+    assert "all comparisons have ended: no run is needed" in outline(plan, store)
     assert later["worse"] == {**arms["worse"], "collapsed": [0, 8]}
     broken = plan.arms[1].runs[1]
     store.directory(broken.id).update(status="failed", reason="out of memory")
@@ -123,6 +130,12 @@ def test_the_passes_of_a_tuned_study_are_its_trials_and_then_its_fresh_seeds(sto
     store.directory(first).update(status="finished")
     do(plan, store, next_pass(plan, store))
     assert next_pass(plan, store) == []
+
+
+def outline(plan: Plan, store: RunStore) -> str:
+    printed = io.StringIO()
+    show_plan(Console(file=printed, width=10_000), StudyRuns(plan, store), 1)
+    return printed.getvalue()
 
 
 def counts(share: Share) -> list[int]:
