@@ -31,7 +31,8 @@ LIKE_AT_FIRST = ("length", "entropy", "shortcut", "sampling")
 """Rules that compare with the median of the first rows, a window of them."""
 RIGHT_FORMAT, FLAT, POOR = 0.9, 0.1, 0.5
 """Short responses are shortcuts if more than this share is in the right format, and the answer
-mark (without one, the reward) rose by less than the second and is below the third."""
+mark (without one, the reward) rose by less than the second and is below the third. Where it rose by
+more, other lengths are no alert either."""
 
 
 SIMPLE: dict[str, tuple[str, Callable[[float, float, GuardArguments], bool], str]] = {
@@ -156,8 +157,10 @@ class Guard:
         yield from self._grad_norm(finite(row, metrics.GRAD_NORM))
         yield from self._length_spread()
         yield from self._shortcut(row)
+        learns = self._learns(row)
         for rule, (metric, *_) in SIMPLE.items():
-            yield from self._simple(rule, row.get(metric))
+            for name, holds, now, then, sentence in self._simple(rule, row.get(metric)):
+                yield name, holds and not (rule == "length" and learns), now, then, sentence
 
     def _grad_norm(self, norm: float | None) -> Iterator[Reading]:
         compared = self._recent.compared(metrics.GRAD_NORM)
@@ -185,7 +188,7 @@ class Guard:
 
     def _shortcut(self, row: Row) -> Iterator[Reading]:
         """The policy has learned the format and, before any working paid, to stop early."""
-        mark = metrics.ANSWER if metrics.ANSWER in row else metrics.REWARD
+        mark = mark_of(row)
         read = (metrics.LENGTH, metrics.FORMAT, mark)
         length, form, answers = (finite(row, metric) for metric in read)
         if length is None or form is None or answers is None:
@@ -201,6 +204,11 @@ class Guard:
             f"{form:.3g}, the {mark.replace('_reward', ' mark')} {answers:.3g}"
         )
         yield "shortcut", holds, length, first, sentence
+
+    def _learns(self, row: Row) -> bool:
+        answers = finite(row, mark_of(row))
+        first = None if answers is None else self._at_first("answers", answers)
+        return answers is not None and first is not None and answers >= first + FLAT
 
     def _simple(self, rule: str, value: float | None) -> Iterator[Reading]:
         metric, holds, sentence = SIMPLE[rule]
@@ -219,6 +227,11 @@ class Guard:
             seen.append(value)
             return None
         return statistics.median(seen)
+
+
+def mark_of(row: Row) -> str:
+    """The metric that says how many answers are right."""
+    return metrics.ANSWER if metrics.ANSWER in row else metrics.REWARD
 
 
 def _nonfinite(row: Row) -> Reading:

@@ -65,6 +65,13 @@ def test_a_rule_speaks_once_when_it_has_held(rule, metric, fine, bad, speaks_aft
         assert alerts(rows[: 12 + speaks_after - 1] + [{}]) == []
 
 
+@pytest.mark.parametrize("mark", ["reward", ANSWER])
+@pytest.mark.parametrize(("risen", "fires"), [(0.09, True), (0.11, False)])
+def test_another_length_is_fine_where_answers_get_better(mark, risen, fires):
+    rows = [{mark: 0.5}] * 12 + [{LENGTH: 49.0, mark: 0.5 + risen}] * 5
+    assert alerts(rows) == [("length", 15)] * fires
+
+
 def wobbly(i):
     wave = math.sin(i)
     return {
