@@ -159,8 +159,7 @@ class Guard:
         yield from self._shortcut(row)
         learns = self._learns(row)
         for rule, (metric, *_) in SIMPLE.items():
-            for name, holds, now, then, sentence in self._simple(rule, row.get(metric)):
-                yield name, holds and not (rule == "length" and learns), now, then, sentence
+            yield from self._simple(rule, row.get(metric), fine=learns and rule == "length")
 
     def _grad_norm(self, norm: float | None) -> Iterator[Reading]:
         compared = self._recent.compared(metrics.GRAD_NORM)
@@ -210,7 +209,7 @@ class Guard:
         first = None if answers is None else self._at_first("answers", answers)
         return answers is not None and first is not None and answers >= first + FLAT
 
-    def _simple(self, rule: str, value: float | None) -> Iterator[Reading]:
+    def _simple(self, rule: str, value: float | None, *, fine: bool) -> Iterator[Reading]:
         metric, holds, sentence = SIMPLE[rule]
         if value is None or math.isnan(value):
             return
@@ -218,7 +217,8 @@ class Guard:
         reference = self._at_first(metric, value) if rule in LIKE_AT_FIRST else then[rule]
         if reference is not None:
             text = sentence.format(now=value, then=reference, a=self._arguments)
-            yield rule, holds(value, reference, self._arguments), value, reference, text
+            met = not fine and holds(value, reference, self._arguments)
+            yield rule, met, value, reference, text
 
     def _at_first(self, metric: str, value: float) -> float | None:
         """The median over the first window, once the window is full."""

@@ -25,19 +25,24 @@ def show_plan(
 ) -> None:
     """Print a plan, and what it takes with `slots` runs at once: with looks, from the first one to
     the last one."""
-    cases, looks = {"": estimate(runs)}, runs.plan.looks
-    if looks:
-        cases = {
-            f"best case, all comparisons decided with {looks[0]} seeds: ": estimate(runs, looks[0]),
-            f"worst case, comparisons undecided until {looks[-1]} seeds: ": cases[""],
-        }
-    lines = [Text(case + _what_it_takes(expected, runs.plan, slots, price_per_hour))
-             for case, expected in cases.items()]  # fmt: skip
-    least = next(iter(cases.values()))
-    if looks and least.done >= least.runs and not runs.undecided:
-        lines = [Text("all comparisons have ended: no run is needed")]
+    lines = [Text(line) for line in _needed(runs, slots, price_per_hour)]
     for part in (*_parts(runs), *lines):
         console.print(part, soft_wrap=not console.is_terminal)
+
+
+def _needed(runs: StudyRuns, slots: int, price: float | None) -> Iterator[str]:
+    plan, looks = runs.plan, runs.plan.looks
+    whole = _what_it_takes(estimate(runs), plan, slots, price)
+    if not looks:
+        yield whole
+        return
+    least = estimate(runs, looks[0])
+    if least.done >= least.runs and not runs.undecided:
+        yield "all comparisons have ended: no run is needed"
+        return
+    best = _what_it_takes(least, plan, slots, price)
+    yield f"best case, all comparisons decided with {looks[0]} seeds: {best}"
+    yield f"worst case, comparisons undecided until {looks[-1]} seeds: {whole}"
 
 
 def _parts(runs: StudyRuns) -> Iterator[RenderableType]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
-from trl_ablate.trainer.short_forward import CACHE, INPUTS
+from trl_ablate.trainer.short_forward import CACHE, INPUTS, hooked
 
 DEVICE = "cuda"
 CELLS = 2**16
@@ -33,12 +33,12 @@ class GraphForward:
     def __init__(self, model: Any, inputs: dict[str, Any], longest: int):
         self._model = model
         mask_NP = inputs["attention_mask"][:, :-1].bool()
-        count, self._length = mask_NP.shape
+        count, length = mask_NP.shape
         layers: list[Any] = [Layer(longest, read) for read in inputs[CACHE].layers]
         self._cache = Cache(layers=layers)
         self._seen_N11L = mask_NP.new_zeros(count, 1, 1, longest)
-        self._seen_N11L[:, 0, 0, : self._length] = mask_NP
-        self._column = torch.tensor([self._length], device=mask_NP.device)
+        self._seen_N11L[:, 0, 0, :length] = mask_NP
+        self._column = torch.tensor([length], device=mask_NP.device)
         self._positions_N1 = inputs["position_ids"][:, -1:].clone()
         self._ids_N1 = torch.zeros_like(self._positions_N1)
         self._places_M = torch.arange(count, device=mask_NP.device)
@@ -100,7 +100,7 @@ def may_be_recorded(model: Any, inputs: dict[str, Any], longest: int) -> bool:
         and inputs.keys() <= INPUTS
         and inputs["attention_mask"].dim() == inputs["position_ids"].dim() == 2
         and len(inputs["attention_mask"]) * longest <= CELLS
-        and not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
+        and not any(map(hooked, model.modules()))
         and all(type(layer) is DynamicLayer for layer in inputs[CACHE].layers)
     )
 

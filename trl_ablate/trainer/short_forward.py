@@ -197,7 +197,7 @@ def may_be_short(model: Any, inputs: dict[str, Any]) -> bool:
         and product_dtype(model.lm_head.weight) in (torch.float32, torch.bfloat16)
         and inputs["position_ids"].dim() == 2
         and not any(own_forward(one) for one in modules if one is not model)
-        and not any(one._forward_hooks or one._forward_pre_hooks for one in modules)
+        and not any(map(hooked, modules))
         and {(one.device.type, one.dtype) for one in model.parameters()} == {("cpu", torch.float32)}
         and model.config._attn_implementation == "sdpa"
         and model.model.rotary_emb.rope_type == "default"
@@ -205,6 +205,10 @@ def may_be_short(model: Any, inputs: dict[str, Any]) -> bool:
         and all(type(layer) is DynamicLayer for layer in inputs[CACHE].layers)
         and len({one.bias is None for one in projections(model)}) == 1
     )
+
+
+def hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def own_forward(module: nn.Module) -> bool:

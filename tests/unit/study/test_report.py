@@ -34,7 +34,8 @@ from trl_ablate.study.report.outcomes import (
     wins,
 )
 from trl_ablate.study.report.pictures import line_of, spread
-from trl_ablate.study.report.sections import different_starts, runs_table, shortest
+from trl_ablate.study.report.run_tables import runs_table
+from trl_ablate.study.report.sections import different_starts, shortest
 from trl_ablate.study.report.stats import t_interval
 from trl_ablate.study.report.verdicts import pairs_to_see
 from trl_ablate.study.resolution import resolve_plan

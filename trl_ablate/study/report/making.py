@@ -29,7 +29,16 @@ from trl_ablate.metrics import EVAL_REWARD
 from trl_ablate.run.json_files import write_json
 from trl_ablate.run.masking import Masker, known_secrets
 from trl_ablate.study.planned import Plan
-from trl_ablate.study.report import costs, factorial, growth, outcomes, sections, tuned, verdicts
+from trl_ablate.study.report import (
+    costs,
+    factorial,
+    growth,
+    outcomes,
+    run_tables,
+    sections,
+    tuned,
+    verdicts,
+)
 from trl_ablate.study.report.analysis import Analysis, analyse
 from trl_ablate.study.report.answer_pictures import differences_picture
 from trl_ablate.study.report.curves import Run, planned_runs
@@ -67,11 +76,11 @@ def report_study(
         xray_section(store, plan.study, analysis),
         growth.growth_table(parameters),
         growth.sharpening_table(analysis),
-        sections.published_table(reference, plan.primary_metric),
+        run_tables.published_table(reference, plan.primary_metric),
         *([] if effects or plan.pool else [verdicts.what_would_change(analysis)]),
         sections.differences_table(plan),
         sections.warnings(plan, runs),
-        sections.runs_table(analysis),
+        run_tables.runs_table(analysis),
         sections.samples(analysis),
         sections.environment(runs),
         sections.commands(plan, study),
@@ -94,8 +103,8 @@ def report_curves(
         *_numbers(analysis, reference),
         growth.growth_table(parameters),
         verdicts.what_would_change(analysis),
-        sections.runs_table(analysis),
-        sections.published_table(reference, metric),
+        run_tables.runs_table(analysis),
+        run_tables.published_table(reference, metric),
     ]
     lead = f"{len(runs)} published runs, read from {curves.name}"
     document = Document(curves.stem.replace("_", " "), lead, parts)

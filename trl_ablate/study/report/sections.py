@@ -1,4 +1,4 @@
-"""The tables of a report (arms, comparisons, settings, runs), and the background of its numbers:
+"""The tables of a report (arms, comparisons, settings), and the background of its numbers:
 warnings, sample responses, machines and commands.
 """
 
@@ -28,7 +28,6 @@ from trl_ablate.study.report.numbers import (
     interval,
     number,
     p_value,
-    step,
     within,
 )
 from trl_ablate.study.report.stats import ALPHA, t_interval
@@ -58,11 +57,6 @@ TWO_PART_NOTE = (
     "the parts and the looks, not for the comparisons; verdicts are corrected for them, too "
     "(Bonferroni). The difference over all runs, those that fail too, has its own 95 % interval; "
     "no verdict rests on it."
-)
-RUNS_NOTE = (
-    "A run has collapsed when it ends below half of its best and the loss is more than noise "
-    "(0.02, and three standard errors of an evaluation). Collapsed and stopped runs count with "
-    "what they ended at; failed and unfinished ones enter no mean. Minutes are the median."
 )
 MIXED_NOTE = (
     " † Some seeds of an arm collapsed or never learned and others did not (named in the answer): "
@@ -188,78 +182,6 @@ def differences_table(plan: Plan) -> Section:
         "final, after the profile's scaling."
     )
     return table("What differs", plan.arms, columns, proof, 2)
-
-
-def runs_table(analysis: Analysis) -> Section:
-    """Each run by its seed; `runs.csv` has their best values and curves."""
-
-    def finals(arm: ArmResult) -> str:
-        found = [(run, run.summary(analysis.metric)) for run in arm.runs if run.counts]
-        return _by_seed((run, number(summary and summary.final)) for run, summary in found)
-
-    def collapses(arm: ArmResult) -> str:
-        ends = [(run, run.summary(analysis.metric)) for run in arm.runs]
-        return _by_seed((run, step(end.collapsed_at)) for run, end in ends if end and end.collapsed)
-
-    def others(arm: ArmResult) -> str:
-        ends = [(run, _ended(run)) for run in arm.runs if run.status != "finished"]
-        kinds = dict.fromkeys(end for _, end in ends)
-        alike = (_by_seed((run, end) for run, end in ends if end == one) for one in kinds)
-        return "; ".join(alike) or NOTHING
-
-    def minutes(arm: ArmResult) -> str:
-        seconds = [run.record.get("seconds") for run in arm.runs if run.counts]
-        known = [one for one in seconds if isinstance(one, (int, float))]
-        return f"{median(known) / 60:.1f}" if known else NOTHING
-
-    columns: Columns = [
-        ("arm", lambda arm: arm.name),
-        ("final, by seed", finals),
-        ("collapsed at step", collapses),
-        ("not finished", others),
-        ("minutes", minutes),
-    ]
-    return table("Runs", analysis.arms, columns, RUNS_NOTE, 4)
-
-
-def _ended(run: Run) -> str:
-    at = f"at step {step(run.last_step)}" if run.last_step is not None else None
-    return ": ".join(filter(None, (run.status, at, run.reason)))
-
-
-def _by_seed(found: Iterable[tuple[Run, str]]) -> str:
-    """`0 to 2: a, b, c; 4 to 7: d`, which all four have."""
-    pairs = list(found)
-    texts = {run.seed: text for run, text in pairs if run.seed is not None}
-    parts = [text for run, text in pairs if run.seed is None]
-    for seeds in _successive(texts):
-        named = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
-        own = [texts[seed] for seed in seeds]
-        parts.append(f"{named}: {', '.join(own if len(set(own)) > 1 else own[:1])}")
-    return "; ".join(parts) or NOTHING
-
-
-def _successive(seeds: Iterable[int]) -> list[list[int]]:
-    spans: list[list[int]] = []
-    for seed in sorted(seeds):
-        if spans and seed == spans[-1][-1] + 1:
-            spans[-1].append(seed)
-        else:
-            spans.append([seed])
-    return spans
-
-
-def published_table(runs: Sequence[Run], metric: str) -> Section:
-    known = [(run, summary) for run in runs if (summary := run.summary(metric))]
-    return table("Published curves", known, [("run", lambda each: each[0].name), *ENDS])
-
-
-ENDS: Columns = [
-    ("final", lambda each: number(each[1] and each[1].final)),
-    ("best", lambda each: number(each[1] and each[1].best)),
-    ("best at", lambda each: step(each[1] and each[1].best_step)),
-]
-"""Columns of a run with its summary."""
 
 
 def samples(analysis: Analysis) -> Section:
