@@ -10,6 +10,7 @@ Whatever is not known to treat each row by itself (other caches, processors, sto
 inputs) is decoded by transformers.
 """
 
+import warnings
 from collections.abc import Iterable
 from contextlib import contextmanager
 from functools import cache, partial
@@ -40,8 +41,9 @@ BY_ROW = frozenset((
 """Processors and criteria whose result for a row depends on this row alone."""
 BY_ROW_INPUTS = frozenset(("attention_mask", "position_ids"))
 """Inputs of the model with one row for each of the batch."""
-ROUNDING, ROUNDING_MIXED = 1e-4, 0.03
-"""How far a row's logits may be from the model's, relative to their norm; in mixed precision."""
+ROUNDING, ROUNDING_MIXED = 1e-4, 0.12
+"""How far a row's logits may be from the model's, relative to their norm. In mixed precision the
+farthest of 768 rows was at 0.05 (SmolLM2), and at 1.6 when positions were off by one."""
 LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 OTHERS = frozenset((CACHE, "use_cache", "logits_to_keep"))
 NOT_FINITE = "probability tensor contains either `inf`, `nan` or element < 0"
@@ -219,6 +221,7 @@ class ForwardPass:
             rounding = ROUNDING_MIXED if mixed else ROUNDING
             apart_M = (self._short.logits(ids_ML) - logits_MV).norm(dim=-1)
             if not (apart_M <= rounding * logits_MV.norm(dim=-1)).all():
+                warnings.warn("the short forward pass differs: decoding is slower", stacklevel=2)
                 self._short = None
             self._compared = True
         return logits_MV
