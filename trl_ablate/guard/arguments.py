@@ -51,31 +51,33 @@ class GuardArguments:
         least=1,
     )
     guard_grad_norm_factor: float = setting(
-        2.0, "Highest allowed ratio of recent gradient norms to their usual level."
+        2.0, "Highest allowed ratio of recent gradient norms to their usual level.", above=1
     )
     guard_spike_factor: float = setting(
-        20.0, "Highest allowed ratio of one gradient norm to the usual level."
+        20.0, "Highest allowed ratio of one gradient norm to the usual level.", above=1
     )
     guard_length_spread_factor: float = setting(
-        1.75, "Highest allowed ratio of the spread of lengths in a group to its lowest value."
+        1.75,
+        "Highest allowed ratio of the spread of lengths in a group to its lowest value.",
+        above=1,
     )
     guard_length_spread_least: float = setting(
         0.01, "Smallest value used as the lowest spread, as a share of the mean length.", least=0
     )
     guard_length_factor: float = setting(
-        2.0, "How many times shorter or longer than at first responses may become."
+        2.0, "How many times shorter or longer than at first responses may become.", above=1
     )
     guard_entropy_factor: float = setting(
-        20.0, "How many times smaller than at first entropy may become."
+        20.0, "How many times smaller than at first entropy may become.", above=1
     )
     guard_reward_factor: float = setting(
-        2.0, "How many times smaller than its best value the reward may be."
+        2.0, "How many times smaller than its best value the reward may be.", above=1
     )
     guard_shortcut_length: float = setting(
         30.0, "Tokens below which responses, half as long as at first, may be shortcuts.", least=0
     )
     guard_sampling_factor: float = setting(
-        5.0, "Highest allowed ratio of the engine's gap to its first value."
+        5.0, "Highest allowed ratio of the engine's gap to its first value.", above=1
     )
     guard_sampling_gap: float = setting(
         0.02, "Mean gap of a token's log-probability below which the rule never fires.", least=0
@@ -91,11 +93,6 @@ class GuardArguments:
             if kind is not str and (type(value) is bool or not isinstance(value, (int, kind))):
                 what = "a whole number" if kind is int else "a number"
                 raise ConfigurationError(f"{name} is {value!r}; it has to be {what}")
-            rule = name.removesuffix("_factor")
-            if rule != name and not value > 1:
-                raise ConfigurationError(
-                    f"{name} is {value}; it has to be more than 1 (off: {rule}: off)"
-                )
         check_ranges(self)
         if self.guard_history < self.guard_window:
             raise ConfigurationError(

@@ -36,9 +36,6 @@ from trl_ablate.run.checkpoints import step_of
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.json_files import read_json, read_jsonl, read_object
 
-_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-"""How trackio and W&B write what JSON lacks."""
-
 INNER = re.compile(r"checkpoint-\d+|guard")
 """Folders of a run that have a log of it."""
 RUN_FILES = ("metrics.jsonl", "trainer_state.json")
@@ -254,7 +251,7 @@ def _number(value: Any) -> float | None:
     if isinstance(value, bool):
         return None
     try:
-        return _NUMBERS[value] if value in _NUMBERS else float(value)
+        return float(value)  # also of "NaN" and "-Infinity", as trackio and W&B write them
     except (TypeError, ValueError, OverflowError):
         return None
 

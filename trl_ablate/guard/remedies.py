@@ -41,7 +41,7 @@ REMEDIES = {
     "sampling": "check that the engine receives new weights; keep the importance sampling "
     "correction on",
 }
-"""Rule -> what to try. `length` has two: for responses that became too short or too long."""
+"""Rule -> what to try; `length` has two."""
 LETTERS = 160
 """How many letters of a completion are shown, from both ends."""
 WINDOW = 4
@@ -55,14 +55,11 @@ Shown = tuple[str, str]
 """What a completion shows, and the completion."""
 
 
-def remedy(alert: Alert) -> str:
-    if alert.rule == "length":
-        return REMEDIES["shorter" if is_short(alert) else "longer"]
-    return REMEDIES[alert.rule]
-
-
-def is_short(alert: Alert) -> bool:
-    return (alert.value or 0.0) < (alert.reference or 0.0)
+def kind_of(alert: Alert) -> str:
+    """The rule; of `length`, whether responses became shorter or longer."""
+    if alert.rule != "length":
+        return alert.rule
+    return "shorter" if (alert.value or 0.0) < (alert.reference or 0.0) else "longer"
 
 
 def verdict(
@@ -77,7 +74,7 @@ def verdict(
         yield f"step {alert.step}: {alert.rule} ({alert.action}): {alert.sentence}"
         if alert.rule not in advised:
             advised.add(alert.rule)
-            yield f"  try: {remedy(alert)}"
+            yield f"  try: {REMEDIES[kind_of(alert)]}"
             yield from (f"  {line}" for line in evidence(alert))
     if not found.alerts:
         yield "no rule fired"
@@ -129,7 +126,7 @@ def evidence(alert: Alert, path: Path) -> Iterator[str]:
     """Lines with the completions that show an alert, if completions were saved beside a log."""
     files = saved(home_of(path))
     step = min((at for at in files if at >= alert.step), default=max(files, default=None))
-    picks = PICKS.get("shorter" if alert.rule == "length" and is_short(alert) else alert.rule, ())
+    picks = PICKS.get(kind_of(alert), ())
     samples = read(files[step]) if step is not None and picks else []
     for label, text in filter(None, (pick(samples) for pick in picks if samples)):
         yield f"step {step}, {label}: '{for_picture(text, LETTERS)}'"
@@ -207,7 +204,7 @@ def format_alone(samples: Sequence[Sample]) -> Shown | None:
 
 PICKS: Mapping[str, Sequence[Callable[[Sequence[Sample]], Shown | None]]] = {
     "shorter": (shortest,),
-    "length": (longest, most_repetitive),
+    "longer": (longest, most_repetitive),
     "length_spread": (shortest, longest),
     "entropy": (most_frequent, most_repetitive),
     "reward": (format_alone, most_frequent, most_repetitive, shortest, longest),
@@ -215,4 +212,4 @@ PICKS: Mapping[str, Sequence[Callable[[Sequence[Sample]], Shown | None]]] = {
     "special_tokens": (shortest,),
     "no_variance": (most_frequent, format_alone),
 }
-"""Rule -> what may show it; the other rules are about numbers alone."""
+"""Rule, or kind of `length` -> what may show it; the other rules are about numbers alone."""

@@ -35,41 +35,35 @@ mark (without one, the reward) rose by less than the second and is below the thi
 more, other lengths are no alert either."""
 
 
-SIMPLE: dict[str, tuple[str, Callable[[float, float, GuardArguments], bool], str]] = {
+SIMPLE: dict[str, tuple[Callable[[float, float, GuardArguments], bool], str]] = {
     "length": (
-        metrics.LENGTH,
         lambda now, then, a: max(now, then) > a.guard_length_factor * min(now, then),
         "responses have {now:.0f} tokens; at first they had {then:.0f}",
     ),
     "entropy": (
-        metrics.ENTROPY,
         lambda now, then, a: now * a.guard_entropy_factor < then,
         "entropy is {now:.3g}; at first it was {then:.3g}",
     ),
     "reward": (
-        metrics.REWARD,
         lambda now, then, a: then > 0 and now * a.guard_reward_factor < then,
         "reward is {now:.3g}; its best was {then:.3g}",
     ),
     "sampling": (
-        metrics.SAMPLING_GAP,
         lambda now, then, a: now > max(a.guard_sampling_gap, a.guard_sampling_factor * then),
         "the engine's log-probabilities differ from the trainer's by {now:.2g}; at first by "
         "{then:.2g}; the engine may not receive the new weights",
     ),
     "special_tokens": (
-        metrics.ONLY_SPECIAL,
         lambda now, then, a: now > then,
         "{now:.0%} of the completions contain only special tokens",
     ),
     "no_variance": (
-        metrics.NO_VARIANCE,
         lambda now, then, a: now >= then,
         "in {a.guard_no_variance_steps} logged rows no group had any variance in its rewards",
     ),
 }
-"""Rule on one metric -> the metric, whether it holds, and its sentence, of the value `now` and what
-it is compared with: `then`, the first rows, the best reward, or a fixed share."""
+"""Rule on one metric -> whether it holds, and its sentence, of the value `now` and what it is
+compared with: `then`, the first rows, the best reward, or a fixed share."""
 
 
 Reading = tuple[str, bool, float | None, float | None, str]
@@ -105,12 +99,7 @@ class Guard:
 
     def __init__(self, arguments: GuardArguments):
         self._arguments = arguments
-        self._recent = RecentSteps(
-            (metrics.GRAD_NORM, metrics.LENGTH_SPREAD),
-            arguments.guard_window,
-            arguments.guard_history,
-            arguments.guard_learned,
-        )
+        self._recent = RecentSteps(arguments)
         self._first: dict[str, list[float]] = {}
         self._held = dict.fromkeys(metrics.READ_BY, 0)
         self._since: dict[str, int] = {}
@@ -158,8 +147,9 @@ class Guard:
         yield from self._length_spread()
         yield from self._shortcut(row)
         learns = self._learns(row)
-        for rule, (metric, *_) in SIMPLE.items():
-            yield from self._simple(rule, row.get(metric), fine=learns and rule == "length")
+        for rule in SIMPLE:
+            value = row.get(metrics.READ_BY[rule])
+            yield from self._simple(rule, value, fine=learns and rule == "length")
 
     def _grad_norm(self, norm: float | None) -> Iterator[Reading]:
         compared = self._recent.compared(metrics.GRAD_NORM)
@@ -210,19 +200,19 @@ class Guard:
         return answers is not None and first is not None and answers >= first + FLAT
 
     def _simple(self, rule: str, value: float | None, *, fine: bool) -> Iterator[Reading]:
-        metric, holds, sentence = SIMPLE[rule]
+        holds, sentence = SIMPLE[rule]
         if value is None or math.isnan(value):
             return
         then = {"reward": self._recent.best_reward, "special_tokens": 0.5, "no_variance": 1.0}
-        reference = self._at_first(metric, value) if rule in LIKE_AT_FIRST else then[rule]
+        reference = self._at_first(rule, value) if rule in LIKE_AT_FIRST else then[rule]
         if reference is not None:
             text = sentence.format(now=value, then=reference, a=self._arguments)
             met = not fine and holds(value, reference, self._arguments)
             yield rule, met, value, reference, text
 
-    def _at_first(self, metric: str, value: float) -> float | None:
+    def _at_first(self, what: str, value: float) -> float | None:
         """The median over the first window, once the window is full."""
-        seen = self._first.setdefault(metric, [])
+        seen = self._first.setdefault(what, [])
         if len(seen) < self._arguments.guard_window:
             seen.append(value)
             return None
@@ -242,16 +232,12 @@ def _nonfinite(row: Row) -> Reading:
 
 
 class RecentSteps:
-    """The last `window` GRPO steps, up to `history` steps before them, and the best reward so far.
+    """The last GRPO steps, a window of them, those before, and the best reward so far."""
 
-    Args:
-        learned: share of the best reward so far that a step needs to count. Where no reward is
-            above 0 yet, every step counts.
-    """
-
-    def __init__(self, metrics: Sequence[str], window: int, history: int, learned: float):
-        self._metrics, self._window, self._learned = metrics, window, learned
-        self._steps: deque[tuple[float, dict[str, list[float]]]] = deque(maxlen=window + history)
+    def __init__(self, arguments: GuardArguments):
+        self._window, self._learned = arguments.guard_window, arguments.guard_learned
+        kept = self._window + arguments.guard_history
+        self._steps: deque[tuple[float, dict[str, list[float]]]] = deque(maxlen=kept)
         """Reward, and each metric's value in every optimizer step that logged one."""
         self.best_reward = -math.inf
 
@@ -261,7 +247,7 @@ class RecentSteps:
         if reward is not None or not self._steps:
             self._steps.append((-math.inf if reward is None else reward, {}))
             self.best_reward = max(self.best_reward, self._steps[-1][0])
-        for metric in self._metrics:
+        for metric in (metrics.GRAD_NORM, metrics.LENGTH_SPREAD):
             value = finite(row, metric)
             no_gradient = value == 0 and metric == metrics.GRAD_NORM
             if value is not None and not no_gradient:
@@ -272,7 +258,8 @@ class RecentSteps:
         return sum(metric in values for _, values in self._steps)
 
     def compared(self, metric: str) -> tuple[list[float], list[float]] | None:
-        """The values of the last steps, and of those before; None until both are a window long."""
+        """The values of the last steps, and of those before; None until both are a window long.
+        Steps count whose reward is some share of the best one; all, where none is above 0 yet."""
         floor = self._learned * max(self.best_reward, 0.0)
         steps = [
             values[metric]

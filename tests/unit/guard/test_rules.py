@@ -190,8 +190,8 @@ def test_both_warn_before_the_reward_has_fallen_and_not_in_a_healthy_run():
         assert sum(row["reward"] for row in rows[-10:]) / 10 > 0.8
 
 
-def recent(rows, window=2, history=4, learned=0.5):
-    steps = RecentSteps((GRAD_NORM, LENGTH_SPREAD), window, history, learned)
+def recent(rows, history=4):
+    steps = RecentSteps(GuardArguments(guard_window=2, guard_history=history, guard_learned=0.5))
     for row in rows:
         steps.see(row)
     return steps
@@ -219,14 +219,6 @@ def test_optimizer_steps_of_one_rollout_batch_are_one_step():
     assert recent(rows).compared(LENGTH_SPREAD) == ([2.1, 3.1], [0.1, 1.1])
 
 
-def shortcuts(lengths, formats, answers):
-    rows = [
-        {LENGTH: length, FORMAT: form, ANSWER: right, "reward": 1.0, "step": step}
-        for step, (length, form, right) in enumerate(zip(lengths, formats, answers, strict=True))
-    ]
-    return [a.step for a in replay(rows, GuardArguments()).alerts if a.rule == "shortcut"]
-
-
 @pytest.mark.parametrize(
     ("length", "form", "answers", "fires"),
     [
@@ -238,9 +230,11 @@ def shortcuts(lengths, formats, answers):
     ],
 )
 def test_a_shortcut_is_short_in_format_and_wrong(length, form, answers, fires):
-    found = shortcuts([80] * 10 + [length] * 9, [form] * 19, [0.02] * 10 + [answers] * 9)
-    assert found == ([12] if fires else [])
-    assert shortcuts([20] * 30, [0.99] * 30, [0.02] * 30) == []  # they were always short
+    first = [{LENGTH: 80, FORMAT: form, ANSWER: 0.02}] * 10
+    found = alerts([*first, *[{LENGTH: length, FORMAT: form, ANSWER: answers}] * 9])
+    assert [alert for alert in found if alert[0] == "shortcut"] == [("shortcut", 13)] * fires
+    always = [{LENGTH: 20, FORMAT: 0.99, ANSWER: 0.02}] * 30
+    assert alerts(always) == []
 
 
 def test_published_runs_that_failed_and_that_learned():
