@@ -44,7 +44,7 @@ from trl_ablate.cli.terminal import console, line, show_document
     flag("--json", "print the numbers as JSON instead"),
 )  # fmt: skip
 def main(options: argparse.Namespace) -> int:
-    from trl_ablate.study.report.foreign_runs import Naming, metric_of, read_runs
+    from trl_ablate.study.report.foreign_runs import metric_of, read_runs
     from trl_ablate.study.report.judged_arms import Rules, judge_runs
     from trl_ablate.study.report.judged_page import judged_document, judged_numbers
     from trl_ablate.study.verdict import check_margin
@@ -52,7 +52,7 @@ def main(options: argparse.Namespace) -> int:
     if options.margin is not None:
         check_margin(options.margin, "--margin")
     columns = {role: name for role in ("arm", "seed", "group") if (name := getattr(options, role))}
-    runs = read_runs(options.files, Naming(columns, options.names))
+    runs = read_runs(options.files, columns, options.names)
     metric = metric_of(runs, options.metric, f"the runs of {', '.join(options.files)}")
     rules = Rules(options.base, options.threshold, options.margin, options.questions)
     found = judge_runs(runs, metric, options.reference, rules)

@@ -12,7 +12,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.guard.tables import arm_and_seed
 from trl_ablate.run.logged import Series
 from trl_ablate.study.report.curves import Run
-from trl_ablate.study.report.foreign_runs import Naming, metric_of, read_runs
+from trl_ablate.study.report.foreign_runs import metric_of, read_runs
 from trl_ablate.study.report.judged_arms import Rules, judge_runs
 from trl_ablate.study.two_part import SHARES_PART, fisher_p
 from trl_ablate.study.verdict import Verdict
@@ -126,13 +126,13 @@ def test_arm_and_seed_in_a_name(name, found):
 def test_what_the_user_states_comes_first(tmp_path):
     text = "name,side,accuracy\na_1,left,0.5\na_2,left,0.6\nb_1,right,0.7"
     file = written(tmp_path, {"x.csv": text})
-    named = read_runs([file], Naming({"group": "side"}, "(?P<arm>.+)_(?P<seed>[0-9]+)"))
+    named = read_runs([file], {"group": "side"}, "(?P<arm>.+)_(?P<seed>[0-9]+)")
     assert [(r.arm, r.seed, r.group) for r in named] == [
         ("a", 1, "left"), ("a", 2, "left"), ("b", 1, "right"),
     ]  # fmt: skip
-    assert {run.arm for run in read_runs([file], Naming({"arm": "side"}))} == {"left", "right"}
+    assert {run.arm for run in read_runs([file], {"arm": "side"})} == {"left", "right"}
     file.write_text("experiment,x\nleft,0.5\nright,0.6")
-    (left, right) = read_runs([file], Naming({"arm": "experiment"}))
+    (left, right) = read_runs([file], {"arm": "experiment"})
     assert (left.arm, right.arm) == ("left", "right") and left.group == right.group
 
 

@@ -8,12 +8,11 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.guard.logs import INNER, RUN_FILES, Log, read_logs
-from trl_ablate.guard.tables import Columns, Owner, arm_and_seed
+from trl_ablate.guard.tables import Columns, arm_and_seed
 from trl_ablate.run.logged import Series
 from trl_ablate.study.report.curves import Run
 
@@ -21,28 +20,26 @@ PREFERRED = ("eval_reward", "eval_answer_reward", "answer_accuracy", "accuracy",
 """Metrics that decide, if the user names none."""
 
 
-@dataclass(frozen=True)
-class Naming:
-    """What the user states of the runs' names: columns, and a regular expression with the groups
-    `arm` and, if wanted, `seed` and `group`."""
+def read_runs(
+    paths: Iterable[str | Path], columns: Columns | None = None, names: str | None = None
+) -> list[Run]:
+    """The runs by group, then by arm, in the order of their first appearance, then by seed.
 
-    columns: Columns = field(default_factory=dict)
-    pattern: str | None = None
-
-
-def read_runs(paths: Iterable[str | Path], naming: Naming | None = None) -> list[Run]:
-    """The runs by group, then by arm, in the order of their first appearance, then by seed."""
-    naming = naming or Naming()
-    logs = [(log, Path(path)) for path in paths for log in read_logs(path, naming.columns)]
-    runs, names = [_run(log, naming, path) for log, path in logs], {}
+    Args:
+        columns: those that the user names.
+        names: what the runs' names are like: a regular expression with the groups `arm` and, if
+            wanted, `seed` and `group`.
+    """
+    logs = [(log, Path(path)) for path in paths for log in read_logs(path, columns or {})]
+    runs, taken = [_run(log, names, path) for log, path in logs], {}
     for run, (log, _) in zip(runs, logs, strict=True):
         place = (run.group, run.arm, run.seed)
-        if run.seed is not None and place in names:
+        if run.seed is not None and place in taken:
             raise ConfigurationError(
-                f"the runs '{names[place]}' and '{log.name}' have the same arm '{run.arm}' and the "
+                f"the runs '{taken[place]}' and '{log.name}' have the same arm '{run.arm}' and the "
                 f"same seed ({run.seed}); give each run its own seed"
             )
-        names[place] = log.name
+        taken[place] = log.name
     places = {run.group: position for position, run in reversed([*enumerate(runs)])}
     arms = list(dict.fromkeys(run.arm for run in runs))
     return sorted(runs, key=lambda run: (places[run.group], arms.index(run.arm), run.seed or 0))
@@ -90,43 +87,41 @@ def metric_of(runs: Sequence[Run], wanted: str | None, what: str) -> str:
     return found
 
 
-def _run(log: Log, naming: Naming, path: Path) -> Run:
-    stated, owner, (arm, seed) = _stated(log.owner, naming), log.owner, arm_and_seed(log.name)
+def _run(log: Log, names: str | None, path: Path) -> Run:
+    stated, owner, (arm, seed) = _stated(log.name, names), log.owner, arm_and_seed(log.name)
     named = stated.get("seed", owner.seed)
-    points, lost = _points(log)
-    for metric, at in lost.items():  # as of a run of our own with NaN weights
-        points[metric].steps.append(at)
-        points[metric].values.append(min(0.0, *points[metric].values))
+    curves, lost = _curves(log)
     return Run(
         arm=stated.get("arm") or owner.arm or arm or _above(log.name, path),
         seed=seed if named is None else _whole(named, log.name),
         status="finished",
-        series=points,
+        series=curves,
         group=stated.get("group", owner.group),
-        lost=frozenset(lost),
+        lost=lost,
     )
 
 
-def _points(log: Log) -> tuple[dict[str, Series], dict[str, float]]:
-    """The curves without what is not finite, and the step from which a curve is NaN to its end. In
-    a table that has NaN between values, it stands for what was not logged."""
-    points: dict[str, Series] = {}
+def _curves(log: Log) -> tuple[dict[str, Series], frozenset[str]]:
+    """The curves without what is not finite; and those that are NaN to their end, which end lowest
+    there. NaN between values stands for what was not logged."""
+    curves: dict[str, Series] = {}
     nan_from: dict[str, float] = {}
-    with_gaps: set[str] = set()
     for row in log.rows:
         at = row["step"] if row.get("grpo_step") is None else row["grpo_step"]
         for metric, value in row.items():
             if metric == "step" or value is None:
                 continue
             if math.isfinite(value):
-                series = points.setdefault(metric, Series())
+                series = curves.setdefault(metric, Series())
                 series.steps.append(at)
                 series.values.append(value)
-                with_gaps |= {metric} & nan_from.keys()
             elif math.isnan(value):
                 nan_from.setdefault(metric, at)
-    ended = nan_from.keys() & points.keys() - with_gaps
-    return points, {metric: nan_from[metric] for metric in ended}
+    lost = [name for name, at in nan_from.items() if name in curves and curves[name].steps[-1] < at]
+    for name in lost:  # as of a run of our own with NaN weights
+        curves[name].steps.append(nan_from[name])
+        curves[name].values.append(min(0.0, *curves[name].values))
+    return curves, frozenset(lost)
 
 
 def _above(name: str, path: Path) -> str:
@@ -146,17 +141,17 @@ def _whole(seed: str, name: str) -> int:
     raise ConfigurationError(f"run '{name}': seed is '{seed}'; it takes a whole number")
 
 
-def _stated(owner: Owner, naming: Naming) -> dict[str, str]:
-    if naming.pattern is None:
+def _stated(name: str, names: str | None) -> dict[str, str]:
+    if names is None:
         return {}
-    what, such_as = f"--names '{naming.pattern}'", "such as '(?P<arm>.+)_(?P<seed>[0-9]+)'"
+    what, such_as = f"--names '{names}'", "such as '(?P<arm>.+)_(?P<seed>[0-9]+)'"
     try:
-        found = re.fullmatch(naming.pattern, owner.name)
+        found = re.fullmatch(names, name)
     except re.error as error:
         wrong = f"{what} is not a regular expression ({error}); {such_as}"
         raise ConfigurationError(wrong) from error
     if found is None or "arm" not in found.groupdict():
         raise ConfigurationError(
-            f"{what} finds no arm in the name '{owner.name}'; it has to match every name, {such_as}"
+            f"{what} finds no arm in the name '{name}'; it has to match every name, {such_as}"
         )
     return {role: text for role, text in found.groupdict().items() if text}

@@ -126,9 +126,9 @@ def judge_runs(runs: Sequence[Run], metric: str, reference: str | None, rules: R
 def _base(runs: Sequence[Run], metric: str, rules: Rules) -> float:
     if rules.base is not None:
         return rules.base
-    curves = [run.series[metric] for run in runs]
-    first = [curve.values[0] for curve in curves if len(curve.steps) > 1 and curve.steps[0] == 0]
-    return statistics.median(first) if first else 0.0
+    curves = [run for run in runs if len(run.series[metric].steps) > 1]
+    known = [run.before_training(metric) for run in curves]
+    return statistics.median([value for value in known if value is not None] or [0.0])
 
 
 def _judged(

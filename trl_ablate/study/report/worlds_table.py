@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import LENGTH
 from trl_ablate.study.planned import Plan, PlannedArm
+from trl_ablate.study.report.analysis import ArmResult
 from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.document import Columns, Document, Items, Section, Text, table
 from trl_ablate.study.report.numbers import NOTHING, difference, signed
@@ -59,9 +60,11 @@ class Effect:
 
 def effects(plan: Plan, runs: Sequence[Run]) -> list[Effect]:
     """Every arm that `against` compares within its world, world by world."""
-    arms = {arm.name: arm for arm in plan.arms}
-    of_arms = {name: [run for run in runs if run.arm == name] for name in arms}
-    values = {name: _values(of_arm, plan) for name, of_arm in of_arms.items()}
+    arms, results = {arm.name: arm for arm in plan.arms}, _results(plan, runs)
+    values = {
+        name: {"final": of.values("final"), "area": of.values("auc"), "length": _lengths(of)}
+        for name, of in results.items()
+    }
     found = []
     for world in dict.fromkeys(map(world_of, arms)):
         against = {arm: other for arm in arms if world_of(arm) == world
@@ -79,12 +82,11 @@ def effects(plan: Plan, runs: Sequence[Run]) -> list[Effect]:
             for name in ("final", "area", "length")
         }
         for arm, other in against.items():
-            outcomes = [run.outcome(plan.primary_metric) for run in of_arms[arm]]
             found.append(
                 Effect(
                     world, switch_of(arm), switch_of(other), change(arms[arm], arms[other]),
-                    collapsed=sum(one is not None and one.collapsed for one in outcomes),
-                    runs=sum(run.counts for run in of_arms[arm]),
+                    collapsed=results[arm].collapsed,
+                    runs=sum(run.counts for run in results[arm].runs),
                     **{name: by_arm[arm] for name, by_arm in compared.items()},
                 )
             )  # fmt: skip
@@ -114,18 +116,16 @@ def change(arm: PlannedArm, reference: PlannedArm) -> str:
     return ", ".join(differing) or NOTHING
 
 
-def _values(of_arm: Sequence[Run], plan: Plan) -> Mapping[str, list[float | None]]:
+def _results(plan: Plan, runs: Sequence[Run]) -> dict[str, ArmResult]:
+    own = {arm.name: tuple(run for run in runs if run.arm == arm.name) for arm in plan.arms}
+    return {name: ArmResult(name, of, plan.primary_metric) for name, of in own.items()}
+
+
+def _lengths(arm: ArmResult) -> list[float | None]:
     """By seed; None for a run without an outcome."""
-    outcomes = [run.outcome(plan.primary_metric) for run in of_arm]
-    lengths = [run.series.get(LENGTH) if run.counts else None for run in of_arm]
-    return {
-        "final": [one and one.final for one in outcomes],
-        "area": [one and one.auc for one in outcomes],
-        "length": [
-            statistics.fmean(one.values[-LAST_ROWS:]) if one and one.values else None
-            for one in lengths
-        ],
-    }
+    found = [run.series.get(LENGTH) if run.counts else None for run in arm.runs]
+    ends = (one and one.values[-LAST_ROWS:] for one in found)
+    return [statistics.fmean(values) if values else None for values in ends]
 
 
 def leverage_page(plan: Plan, runs: Sequence[Run], command: str) -> Document:
@@ -139,7 +139,7 @@ def leverage_page(plan: Plan, runs: Sequence[Run], command: str) -> Document:
                 [Items(_sentences(found, worlds))]),
         *([Section("Warnings", [Items(warned)])] if warned else []),
         Section(overview.title, [*overview.blocks, Text(NOTE)]),
-        *(_table(found, runs, plan, world) for world in worlds),
+        *(_table(found, _results(plan, runs), world) for world in worlds),
         Section("How this page was made", [Text(f"{command} ({done} of {len(runs)} runs done)")]),
     ]  # fmt: skip
     return Document("Leverage: which setting matters in which world", plan.question, sections)
@@ -182,7 +182,7 @@ def _overview(found: Sequence[Effect], worlds: Sequence[str]) -> Section:
     return table("Final reward, all worlds", switches, columns, note, 2)
 
 
-def _table(found: Sequence[Effect], runs: Sequence[Run], plan: Plan, world: str) -> Section:
+def _table(found: Sequence[Effect], results: Mapping[str, ArmResult], world: str) -> Section:
     columns: Columns = [
         ("switch", lambda effect: effect.switch),
         ("changes", lambda effect: effect.change),
@@ -196,9 +196,8 @@ def _table(found: Sequence[Effect], runs: Sequence[Run], plan: Plan, world: str)
     own = [effect for effect in found if effect.world == world]
     compared = {effect.switch for effect in own}
     lines = []
-    for name in (arm.name for arm in plan.arms if world_of(arm.name) == world):
+    for name in (name for name in results if world_of(name) == world):
         if switch_of(name) not in compared:
-            values = _values([run for run in runs if run.arm == name], plan)["final"]
-            ends = ", ".join(f"{value:.3f}" for value in values if value is not None)
+            ends = ", ".join(f"{summary.final:.3f}" for summary in results[name].known)
             lines.append(f"{switch_of(name)} ended at {ends or NOTHING}")
     return table(world, own, columns, "; ".join(lines) + "." * bool(lines), 3)
