@@ -1,21 +1,45 @@
 """Reports of factorial studies: sentences, tables, pictures, and numbers for `report.json`."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PIL import Image
 from scipy.stats import ttest_ind
 
-from tests.support.factorial_study import factorial_plan, write_factorial
+from tests.support.synthetic_study import learning_rows, make_plan, write_run
+from trl_ablate.study.factors import read_design, without
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.curves import planned_runs
 from trl_ablate.study.report.document import Document, write_markdown
 from trl_ablate.study.report.factorial import answer, entries_of, factorial, spread_p
 from trl_ablate.study.report.making import report_study
+from trl_ablate.study.store import RunStore
+
+DRAW = 100_000
+"""Where the noise of the runs begins; one draw in twenty has a false alarm."""
 
 FACTORS = {"scale": ["group", "none"], "norm": ["mean", "constant"], "lr": [1e-5, 1e-4]}
 TWO = {"scale": ["group", "none"], "lr": [1e-5, 1e-4]}
 LOST = {f"{scale}--3-seed{n}" for scale in ("group", "none") for n in range(3)}
+
+
+def factorial_plan(factors, fraction="1", excluded=None):
+    design = without(read_design(factors, fraction, "study"), excluded or {}, "study")
+    return replace(make_plan(design.cells), design=design)
+
+
+def write_factorial(folder, plan, top, *, missing=(), seeds_differ=0.0):
+    """Runs that reach `top` of their cell's levels, and a seed's number times `seeds_differ` more;
+    those that are missing have failed."""
+    store = RunStore(folder)
+    for number, arm in enumerate(plan.arms):
+        for run in arm.runs:
+            end = top(plan.design.cells[arm.name]) + seeds_differ * run.seed
+            rows = learning_rows(DRAW + 1000 * number + run.seed, end)
+            status = "failed" if f"{arm.name}-seed{run.seed}" in missing else "finished"
+            write_run(store, run, arm.declared, rows, status=status)
+    return store
 
 
 def matters_only_at_a_high_rate(cell) -> float:

@@ -62,8 +62,7 @@ class Factorial:
     def by_cell(self, effect: Effect) -> bool:
         """Whether a main effect is said cell by cell: its average misleads or has no meaning."""
         depends = any(
-            other.is_interaction and other.verdict.differs and set(effect.term) < set(other.term)
-            for other in self.effects
+            other.verdict.differs and {*effect.term} < {*other.term} for other in self.effects
         )
         misleads = depends or self.averages_mislead
         return not effect.is_interaction and misleads and bool(self.pairs(effect.term[0]))
@@ -187,10 +186,9 @@ def answer(found: Factorial, analysis: Analysis, plan: Plan | None) -> Section:
         f"Outcome: {analysis.outcome_name} of {ended} runs in {len(found.cells)} cells: main "
         f"effects and two-way interactions; {spread}."
     )
-    each = list(zip(found.effects, sentences_of(found), strict=True))
-    sentences = [text for effect, text in each if text and effect.is_interaction]
-    sentences += [text for effect, text in each if text and not effect.is_interaction]
-    sentences += _without_interaction(found)
+    each = zip(found.effects, sentences_of(found), strict=True)
+    ordered = sorted(each, key=lambda pair: not pair[0].is_interaction)
+    sentences = [text for _, text in ordered if text] + _without_interaction(found)
     blocks: list[Block] = [Text(lead)]
     blocks += [Items(sentences)] if sentences else []
     blocks += [Text(text) for text in (*_remarks(found), *caveats(analysis, plan))]
