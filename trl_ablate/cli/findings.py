@@ -77,9 +77,10 @@ def write_pages(chosen: Path, readme: Path | None) -> list[Path]:
     """Write the pages beside the list, and the section of README; returns the written files."""
     from trl_ablate.study.report import findings_page as page
     from trl_ablate.study.report.answer_pictures import draw_answers, draw_scales
-    from trl_ablate.study.report.xray_outcomes import scatter
+    from trl_ablate.study.report.xray_outcomes import pairs_of_answers, scatter
 
-    found, compared, pairs, pages = pages_of(chosen, readme)
+    found, compared, pages = pages_of(chosen, readme)
+    pairs = pairs_of_answers(found)
     for path, text in pages.items():
         path.write_text(text, encoding="utf-8")
     drawn = {
@@ -94,21 +95,16 @@ def write_pages(chosen: Path, readme: Path | None) -> list[Path]:
 
 
 def pages_of(chosen: Path, readme: Path | None):
-    """The answers, the contrasts with published runs, the pairs of distances in X-rays and in
-    outcomes, and the text of every page by its file."""
+    """The answers, the contrasts with published runs, and the text of every page by its file."""
     from trl_ablate.study.questions_list import read_findings
     from trl_ablate.study.report import findings_page as page
     from trl_ablate.study.report.found_answers import find
-    from trl_ablate.study.report.xray_outcomes import pairs_of_answers
 
     folder = chosen.parent
     found, compared = find(read_findings(chosen), folder), page.contrasts(folder)
-    pairs = pairs_of_answers(found)
-    has_answers = any(arm.numbers["low"] is not None for arm in page.answered_arms(found))
-    pictures = [page.PICTURE] * has_answers + [page.SCATTER] * bool(pairs)
-    texts = page.findings_pages(found, pictures, compared, folder)
+    texts = page.findings_pages(found, compared, folder)
     pages = {folder / name: text for name, text in texts.items()}
     section = page.readme_section(found, compared)
     if readme is not None and section is not None:
         pages[readme] = page.with_section(readme.read_text(encoding="utf-8"), section)
-    return found, compared, pairs, pages
+    return found, compared, pages

@@ -8,7 +8,7 @@ and contrasts: how often does the toy foretell published runs?
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -129,10 +129,11 @@ def _ends(file: Path, group: str) -> dict[str, list[tuple[float, float]]]:
 
 
 def findings_pages(
-    found: Sequence[Found], pictures: Collection[str], compared: Sequence[Contrast], folder: Path
+    found: Sequence[Found], compared: Sequence[Contrast], folder: Path
 ) -> dict[str, str]:
     """Name -> text of the pages of the list in a folder, with those of the pictures there are."""
-    foretold = [each for each in compared if each.predicts]
+    foretold, pairs = [each for each in compared if each.predicts], pairs_of_answers(found)
+    drawn = any(arm.numbers["low"] is not None for arm in answered_arms(found))
     values = dict(
         found=found,
         studies=[each for row in found for each in (row.worlds[1:] or [row])],
@@ -144,9 +145,9 @@ def findings_pages(
         foretold=foretold,
         right_share=foretold and right_share(foretold),
         scales=SCALES if compared else None,
-        correlation=sentence(pairs_of_answers(found)),
-        picture=PICTURE if PICTURE in pictures else None,
-        scatter=SCATTER if SCATTER in pictures else None,
+        correlation=sentence(pairs),
+        picture=PICTURE if drawn else None,
+        scatter=SCATTER if pairs else None,
         nothing=NOTHING,
     )
     own = sorted(path.name for path in folder.glob("*.md.j2"))
