@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from trl_ablate.study.factors import Design, alias_lines, level_text, product_text, relation_text
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.analysis import Analysis
@@ -17,6 +15,7 @@ from trl_ablate.study.report.effects import Effect, Estimate, Fit, Level, Observ
 from trl_ablate.study.report.numbers import NOTHING, p_value, p_words, signed, within
 from trl_ablate.study.report.stats import ALPHA
 from trl_ablate.study.report.verdicts import caveats
+from trl_ablate.study.two_part import welch
 from trl_ablate.study.verdict import Verdict
 
 NOTE = (
@@ -77,9 +76,13 @@ class Factorial:
             both = [self.outcomes[each] for each in (name, *others) if len(self.outcomes[each]) > 1]
             if cell[factor] == level[1] and len(both) == 2:
                 shared = (f"{key} = {at}" for key, at in cell.items() if key != factor)
-                found[", ".join(shared)] = None if {name, *others} & {*self.collapsed} else both
-        confidence = (1 - ALPHA) ** (1 / max(1, len(found)))
-        return {place: both and _welch(both, confidence) for place, both in found.items()}
+                has_collapsed = {name, *others} & {*self.collapsed}
+                found[", ".join(shared)] = None if has_collapsed else welch(*both)
+        beyond = 1 - (1 - ALPHA) ** (1 / max(1, len(found)))
+        return {
+            place: means and Estimate(means.difference, *means.interval(beyond), means.p)
+            for place, means in found.items()
+        }
 
     def change(self, level: Level) -> str:
         """`none instead of group`"""
@@ -121,15 +124,6 @@ def factorial(plan: Plan, runs: Sequence[Run]) -> Factorial:
             collapsed.update([run.arm] * summary.collapsed)
     levels = {name: [*map(level_text, found)] for name, found in design.factors.items()}
     return Factorial(design, Fit(observations, levels), levels, cells, outcomes, collapsed)
-
-
-def _welch(both: Sequence[Sequence[float]], confidence: float) -> Estimate:
-    """The difference of two means, whose spreads may differ."""
-    from scipy.stats import ttest_ind
-
-    test: Any = ttest_ind(*both, equal_var=False)
-    low, high = test.confidence_interval(confidence)
-    return Estimate(float(np.mean(both[0]) - np.mean(both[1])), low, high, test.pvalue)
 
 
 def spread_p(cells: Sequence[Sequence[float]]) -> float | None:
