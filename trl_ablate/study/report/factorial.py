@@ -15,7 +15,7 @@ from trl_ablate.study.report.effects import Effect, Estimate, Fit, Level, Observ
 from trl_ablate.study.report.numbers import NOTHING, p_value, p_words, signed, within
 from trl_ablate.study.report.stats import ALPHA
 from trl_ablate.study.report.verdicts import caveats
-from trl_ablate.study.two_part import welch
+from trl_ablate.study.two_part import Means, welch
 from trl_ablate.study.verdict import Verdict
 
 NOTE = (
@@ -69,7 +69,8 @@ class Factorial:
     def pairs(self, level: Level) -> dict[str, Estimate | None]:
         """The cells with this level against those with the reference, by what they share: Welch's
         interval, together 95 % over the pairs; None if a run of either collapsed."""
-        factor, found = level[0], {}
+        found: dict[str, Means | None] = {}
+        factor = level[0]
         for name, cell in self.cells.items():
             alike = {**cell, factor: self.fit.first[factor]}
             others = [other for other, values in self.cells.items() if values == alike]
@@ -77,7 +78,7 @@ class Factorial:
             if cell[factor] == level[1] and len(both) == 2:
                 shared = (f"{key} = {at}" for key, at in cell.items() if key != factor)
                 has_collapsed = {name, *others} & {*self.collapsed}
-                found[", ".join(shared)] = None if has_collapsed else welch(*both)
+                found[", ".join(shared)] = None if has_collapsed else welch(both[0], both[1])
         beyond = 1 - (1 - ALPHA) ** (1 / max(1, len(found)))
         return {
             place: means and Estimate(means.difference, *means.interval(beyond), means.p)

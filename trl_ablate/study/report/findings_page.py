@@ -22,6 +22,7 @@ from trl_ablate.run.untrusted import for_markdown
 from trl_ablate.study.report.foreign_runs import read_runs
 from trl_ablate.study.report.found_answers import ArmFound, Found, answers, read_report, with_xray
 from trl_ablate.study.report.numbers import NOTHING
+from trl_ablate.study.report.verdicts import MOSTLY
 from trl_ablate.study.report.xray_outcomes import pairs_of_answers, sentence
 from trl_ablate.study.verdict import Verdict
 
@@ -71,7 +72,7 @@ def foretold(report: Mapping, arm: str) -> str | None:
     found = report["arms"][arm]
     collapsed, runs = found["collapsed"]
     worse = Verdict(found["verdict"]) in (Verdict.WORSE, Verdict.COLLAPSE)
-    return ("fails" if 2 * collapsed > runs else "lower") if worse else None
+    return ("fails" if collapsed > MOSTLY * runs else "lower") if worse else None
 
 
 def right_share(found: Sequence[Contrast]) -> str:

@@ -269,9 +269,12 @@ def expectations(analysis: Analysis, plan: Plan) -> Section:
         return signed(given) if isinstance(given, (int, float)) else given
 
     def found(arm: str) -> str:
-        is_number = not isinstance(plan.expect[arm], str) and arm in analysis.decisive
-        seen = f" ({difference(analysis.decisive[arm].difference)})" if is_number else ""
-        return found_of(arm, analysis) + seen
+        kind, of = found_of(arm, analysis), analysis.arm(arm)
+        runs = f"{of.collapsed} of {of.ended} runs"
+        words = f"{kind} ({runs})" if kind is Verdict.COLLAPSE else kind or f"{runs} collapsed"
+        if isinstance(plan.expect[arm], str) or arm not in analysis.decisive:
+            return words
+        return f"{words} ({difference(analysis.decisive[arm].difference)})"
 
     def came(arm: str) -> str:
         return agreement(plan.expect[arm], found_of(arm, analysis), analysis.margin)
@@ -281,29 +284,26 @@ def expectations(analysis: Analysis, plan: Plan) -> Section:
     return table("Expected and found", plan.expect, columns, note, 4)
 
 
-def found_of(name: str, analysis: Analysis) -> str:
-    """The verdict of an arm; `collapse` where most runs of the arm collapsed."""
+def found_of(name: str, analysis: Analysis) -> Verdict | None:
+    """The verdict of an arm, None of the reference; `collapse` where most runs of the arm did."""
     arm, comparison = analysis.arm(name), analysis.decisive.get(name)
-    if comparison and comparison.two_part:
-        return comparison.verdict
-    if arm.ended and arm.collapsed > MOSTLY * arm.ended:
-        return f"{Verdict.COLLAPSE} ({arm.collapsed} of {arm.ended} runs)"
-    return comparison.verdict if comparison else f"{arm.collapsed} of {arm.ended} runs collapsed"
+    if arm.collapsed > MOSTLY * arm.ended and not (comparison and comparison.two_part):
+        return Verdict.COLLAPSE
+    return comparison and comparison.verdict
 
 
-def agreement(given: Expectation | float, found: str, margin: float | None = None) -> str:
-    """`found` as `found_of` says it; to collapse or to fail more often is worse, and a difference
-    within the margin is none."""
+def agreement(given: Expectation | float, found: Verdict | None, margin: float | None) -> str:
+    """To collapse or to fail more often is worse, and a difference within the margin is none."""
     if not isinstance(given, (int, float)):
         wanted = EXPECTED[given]
     elif abs(given) < (margin or 0.0) or given == 0:
         wanted = Verdict.EQUIVALENT
     else:
         wanted = Verdict.BETTER if given > 0 else Verdict.WORSE
-    if found.startswith(Verdict.COLLAPSE):
+    if found is Verdict.COLLAPSE:
         return "yes" if wanted in (Verdict.COLLAPSE, Verdict.WORSE) else "no"
-    if found == wanted or (found, wanted) == (Verdict.FAILS_MORE, Verdict.WORSE):
+    if found is wanted or (found, wanted) == (Verdict.FAILS_MORE, Verdict.WORSE):
         return "yes"
-    if wanted == Verdict.COLLAPSE and found not in (Verdict.TOO_FEW, Verdict.UNDECIDED):
+    if wanted is Verdict.COLLAPSE and found not in (Verdict.TOO_FEW, Verdict.UNDECIDED):
         return "no"  # most runs did not
-    return "no" if found in [*Verdict] and Verdict(found).is_final else "open"
+    return "no" if found and found.is_final else "open"
