@@ -154,13 +154,6 @@ def test_files_that_hold_the_same_run_are_not_joined(tmp_path):
     assert {*run.series} == {"accuracy", "loss"}
 
 
-def outcomes(tmp_path, arms, groups=("one",)):
-    rows = [f"{group},{arm},{seed},{x}" for group in groups for arm, values in arms.items()
-            for seed, x in enumerate(values)]  # fmt: skip
-    text = "\n".join(["group,arm,seed,accuracy", *rows])
-    return written(tmp_path, {"x.csv": text})
-
-
 def runs_of(arms, group=None):
     return [
         Run(arm, seed, "finished", series={"x": Series([1.0], [float(value)])}, group=group)
@@ -246,7 +239,10 @@ def test_a_run_that_ends_in_nan_does_not_count_with_what_it_had_before(tmp_path,
 
 def test_groups_are_pooled_and_left_out(tmp_path, capsys):
     arms = {"plain": [0.5, 0.51, 0.49, 0.5], "new": [0.58, 0.6, 0.1, 0.59], "$_$[dev]": [0.5, 0.51]}
-    file, out = outcomes(tmp_path, arms, ("x", "y", "z $_$")), tmp_path / "out"
+    rows = [f"{group},{arm},{seed},{x}" for group in ("x", "y", "z $_$")
+            for arm, values in arms.items() for seed, x in enumerate(values)]  # fmt: skip
+    file = written(tmp_path, {"x.csv": "\n".join(["group,arm,seed,accuracy", *rows])})
+    out = tmp_path / "out"
     assert main([str(file), "--json", "--out", str(out)]) == 0
     numbers = json.loads((out / "report.json").read_text())
     assert json.loads(capsys.readouterr().out.partition(str(tmp_path))[0]) == numbers

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from scipy.stats import bartlett
+
 from trl_ablate.study.factors import Design, alias_lines, level_text, product_text, relation_text
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.analysis import Analysis
@@ -130,8 +132,6 @@ def factorial(plan: Plan, runs: Sequence[Run]) -> Factorial:
 def spread_p(cells: Sequence[Sequence[float]]) -> float | None:
     """Of equal variances, by Bartlett's test: Levene's sees nothing in cells of three runs. 0 if
     some cells have none at all; None if no cell has any, or one alone is given."""
-    from scipy.stats import bartlett
-
     varied = [values for values in cells if len({*values}) > 1]
     if varied and len(varied) < len(cells):
         return 0.0

@@ -24,6 +24,7 @@ from trl_ablate.study.report.found_answers import ArmFound, Found, answers, read
 from trl_ablate.study.report.numbers import NOTHING
 from trl_ablate.study.report.verdicts import MOSTLY
 from trl_ablate.study.report.xray_outcomes import pairs_of_answers, sentence
+from trl_ablate.study.two_part import clopper_pearson
 from trl_ablate.study.verdict import Verdict
 
 _INTERVAL = re.compile(r"\\\[([+−]\d+\.\d+, [+−]\d+\.\d+)\\\]")
@@ -77,8 +78,6 @@ def foretold(report: Mapping, arm: str) -> str | None:
 
 def right_share(found: Sequence[Contrast]) -> str:
     """How many contrasts came as foretold, with the exact 95 % interval."""
-    from trl_ablate.study.two_part import clopper_pearson
-
     came = [each for one in found for each in one.right.values()]
     limits = clopper_pearson(sum(came), len(came))
     share, low, high = (f"{100 * each:.0f}" for each in (mean(came), *limits))

@@ -15,6 +15,7 @@ from trl_ablate.run.json_files import read_object
 from trl_ablate.study.questions_list import Question
 from trl_ablate.study.report.numbers import MIXED, NOTHING, number, signed, within
 from trl_ablate.study.report.verdicts import HEADS, MOSTLY, waits
+from trl_ablate.study.two_part import ALPHA, benjamini_hochberg
 from trl_ablate.study.verdict import Verdict
 from trl_ablate.study.xray_file import XRAY, KnownXray, read_xray
 
@@ -221,10 +222,6 @@ def _marked(found: Sequence[Found]) -> list[Found]:
         for kind in kinds
         if kind in arm.numbers
     }
-    if not tested:
-        return [*found]
-    from trl_ablate.study.two_part import ALPHA, benjamini_hochberg
-
     corrected = dict(zip(tested, benjamini_hochberg([*tested.values()]), strict=True))
 
     def fails(study: str, arm: ArmFound) -> bool:
