@@ -31,7 +31,7 @@ def replay(rows: Sequence[Row], arguments: GuardArguments) -> Replay:
     for rule, metric in READ_BY.items():
         also = GRAD_NORM if rule == NONFINITE else metric
         count = sum(metric in row or also in row for row in rows)
-        seen = guard.steps_with(metric) if rule in EARLY else count
+        seen = guard.recent.count(metric) if rule in EARLY else count
         if guard.action_of(rule) == "off":
             continue
         if not count:

@@ -99,16 +99,15 @@ class Guard:
 
     def __init__(self, arguments: GuardArguments):
         self._arguments = arguments
-        self._recent = RecentSteps(arguments)
+        self.recent = RecentSteps(arguments)
         self._first: dict[str, list[float]] = {}
         self._held = dict.fromkeys(metrics.READ_BY, 0)
         self._since: dict[str, int] = {}
-        self._fired: set[str] = set()
 
     def observe(self, row: Row) -> list[Alert]:
         if all(row.get(metric) is None for metric in metrics.WATCHED_BY_RULES):
             return []  # such as the row of an evaluation
-        self._recent.see(row)
+        self.recent.see(row)
         step = int(row.get("step", 0))
         return [
             Alert(rule, action, step, value, reference, sentence)
@@ -119,27 +118,22 @@ class Guard:
     def action_of(self, rule: str) -> Action:
         return getattr(self._arguments, f"guard_{rule}")
 
-    def steps_with(self, metric: str) -> int:
-        """How many of the GRPO steps that the early warnings look at have logged a metric."""
-        return self._recent.count(metric)
-
     def holds_since(self, rule: str) -> int | None:
         """The step since which the condition of a rule has held in every row, if it holds."""
         return self._since[rule] if self._held[rule] else None
 
     def rearm(self) -> None:
-        """Let rules that stop a run, and have fired, fire again. Those whose condition still holds
-        do so after as many rows as their patience: someone has resumed the run."""
-        stop = {rule for rule in self._fired if self.action_of(rule) == "stop"}
-        self._held |= dict.fromkeys(stop, 0)
+        """Let rules that stop a run, have fired and still hold fire again, after as many rows as
+        their patience: someone has resumed the run."""
+        for rule, held in self._held.items():
+            if self.action_of(rule) == "stop" and held >= patience_of(rule, self._arguments):
+                self._held[rule] = 0
 
     def _speaks(self, rule: str, holds: bool, step: int) -> bool:
         held = self._held[rule] = self._held[rule] + 1 if holds else 0
         if held == 1:
             self._since[rule] = step
-        if fires := held == patience_of(rule, self._arguments):
-            self._fired.add(rule)
-        return fires
+        return held == patience_of(rule, self._arguments)
 
     def _readings(self, row: Row) -> Iterator[Reading]:
         yield _nonfinite(row)
@@ -152,7 +146,7 @@ class Guard:
             yield from self._simple(rule, value, fine=learns and rule == "length")
 
     def _grad_norm(self, norm: float | None) -> Iterator[Reading]:
-        compared = self._recent.compared(metrics.GRAD_NORM)
+        compared = self.recent.compared(metrics.GRAD_NORM)
         if compared is None:
             return
         late, usual = map(upper, compared)
@@ -165,7 +159,7 @@ class Guard:
             yield "spike", far_above, norm, usual, sentence
 
     def _length_spread(self) -> Iterator[Reading]:
-        compared = self._recent.compared(metrics.LENGTH_SPREAD)
+        compared = self.recent.compared(metrics.LENGTH_SPREAD)
         if compared is None:
             return
         arguments = self._arguments
@@ -203,7 +197,7 @@ class Guard:
         holds, sentence = SIMPLE[rule]
         if value is None or math.isnan(value):
             return
-        then = {"reward": self._recent.best_reward, "special_tokens": 0.5, "no_variance": 1.0}
+        then = {"reward": self.recent.best_reward, "special_tokens": 0.5, "no_variance": 1.0}
         reference = self._at_first(rule, value) if rule in LIKE_AT_FIRST else then[rule]
         if reference is not None:
             text = sentence.format(now=value, then=reference, a=self._arguments)
@@ -254,7 +248,7 @@ class RecentSteps:
                 self._steps[-1][1].setdefault(metric, []).append(value)
 
     def count(self, metric: str) -> int:
-        """How many of these steps have logged a metric."""
+        """How many of the steps that the early warnings look at have logged a metric."""
         return sum(metric in values for _, values in self._steps)
 
     def compared(self, metric: str) -> tuple[list[float], list[float]] | None:
