@@ -93,8 +93,7 @@ Rows = dict[Owner, list[dict[str, Any]]]
 def _of_folder(folder: Path, columns: Columns | None) -> Rows:
     found = _directly_in(folder, columns)
     files = () if found else sorted(folder.rglob("*"))
-    places = (file.parent for file in files if file.name in RUN_FILES)
-    for place in dict.fromkeys(p.parent if INNER.fullmatch(p.name) else p for p in places):
+    for place in dict.fromkeys(home_of(file) for file in files if file.name in RUN_FILES):
         for owner, rows in _directly_in(place, columns).items():
             found[owner._replace(name=place.relative_to(folder).as_posix())] = rows
     if not found:

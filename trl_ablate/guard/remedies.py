@@ -91,7 +91,7 @@ def lost_compute(rows: Sequence[Mapping[str, Any]], rule: str, step: int) -> str
     last = rows[-1]["step"]
     before = max((row["step"] for row in rows if row["step"] < step), default=0)
     spent = seconds_by_step(rows)
-    shares = [f"{(last - before) / last:.0%} of {last} steps"] if last else []
+    shares = [f"{(last - before) / max(1, last):.0%} of {last} steps"]
     if spent and (total := max(spent.values())) > 0:
         later = total - max((s for at, s in spent.items() if at < step), default=0.0)
         shares.append(f"{later / 3600:.2g} of {total / 3600:.2g} h")

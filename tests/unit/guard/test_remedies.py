@@ -39,6 +39,7 @@ def numbered(rows, every=1, **more):
         ([WELL] * 20, {}, None),
         (SURE, {}, None),  # a policy that is sure of itself is not lost
         ([WELL] * 5 + [LOST] * 5, {}, "after step 5 (nonfinite): 50% of 10"),
+        ([LOST], {"every": 0}, "after step 0 (nonfinite): 0% of 0 steps came after it"),
         ([WELL] * 5 + [BAD] * 5, {"every": 10, "seconds": lambda i: 720.0 * i},
          "after step 50 (reward): 50% of 100 steps, 1 of 2 h came"),
         ([WELL] * 5 + [BAD] * 5, {"every": 10, "step_time": lambda i: 36.0 if i > 5 else 12.0},
