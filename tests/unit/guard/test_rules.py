@@ -7,22 +7,20 @@ constant_with_warmup --warmup_steps 150 --grpo_steps 120`, with seeds 0 to 2 and
 `--learning_rate` 2e-4 (the rate grows until training breaks) or 3e-5 (it grows to what is healthy).
 """
 
-import csv
 import math
-from collections import defaultdict
 
 import pytest
 
 from tests.conftest import REPOSITORY
 from trl_ablate import ConfigurationError
 from trl_ablate.guard.arguments import GuardArguments
+from trl_ablate.guard.logs import read_logs
 from trl_ablate.guard.replaying import replay
 from trl_ablate.guard.rules import Guard, RecentSteps
 from trl_ablate.metrics import ANSWER, FORMAT, GRAD_NORM, LENGTH, LENGTH_SPREAD
 
 PUBLISHED = REPOSITORY / "recipes" / "studies" / "published" / "collapse.csv"
 RECORDED = REPOSITORY / "tests" / "data" / "early_warnings.csv"
-NAMING = ("group", "arm", "seed")
 
 SPECIAL, FLAT = "completions/only_special", "frac_reward_zero_std"
 GAP = "sampling/sampling_logp_difference/mean"
@@ -164,13 +162,7 @@ def test_thresholds_that_make_no_sense_are_refused(name, value):
 
 def runs_of(file, column):
     """The column's value and the seed, to the logged rows."""
-    runs = defaultdict(list)
-    with file.open() as lines:
-        for line in csv.DictReader(lines):
-            numbers = {key: value for key, value in line.items() if key not in NAMING and value}
-            row = {key: float(value) for key, value in numbers.items()}
-            runs[line[column], line["seed"]].append(row)
-    return runs
+    return {(getattr(log.owner, column), log.owner.seed): log.rows for log in read_logs(file)}
 
 
 def first_alerts(rows):
