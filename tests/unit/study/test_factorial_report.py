@@ -82,8 +82,9 @@ def test_the_sentences_that_a_reader_needs(case, tmp_path):
     factors, options, top, ends, expected = SAID[case]
     plan = factorial_plan(factors, **options)
     runs = planned_runs(plan, write_factorial(tmp_path, plan, top, **ends))
-    found = factorial(plan, runs)
-    section = answer(found, analyse(runs, plan.primary_metric, plan.decide_on), plan)
+    analysis = analyse(runs, plan.primary_metric, plan.decide_on)
+    found = factorial(plan, analysis)
+    section = answer(found, analysis, plan)
     said = write_markdown(Document("", "", [section])).replace("\\", "")
     assert [words for words in expected if words not in said] == []
     assert not ("matters more" in said and case == "fraction")
@@ -100,7 +101,7 @@ def test_cells_without_any_spread_beside_others_spread_unequally():
 def test_a_planted_interaction_is_found_and_by_cells_as_welch_has_it(tmp_path):
     plan = factorial_plan(FACTORS)
     store = write_factorial(tmp_path, plan, matters_only_at_a_high_rate, seeds_differ=0.02)
-    found = factorial(plan, planned_runs(plan, store))
+    found = factorial(plan, analyse(planned_runs(plan, store), plan.primary_metric))
     entries = {"×".join(e.get("factors", [e.get("factor")])): e for e in entries_of(found)}
     assert {name: entry["verdict"] for name, entry in entries.items()} == {
         "scale": "worse", "norm": "not distinguishable", "lr": "worse",

@@ -1,6 +1,5 @@
 """A factorial study: its effects as sentences, as a table, and as entries of `report.json`."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +10,6 @@ from scipy.stats import bartlett
 from trl_ablate.study.factors import Design, alias_lines, level_text, product_text, relation_text
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.analysis import Analysis
-from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.document import Block, Columns, Items, Section, Text, table
 from trl_ablate.study.report.effects import Effect, Estimate, Fit, Level, Observation, Term
 from trl_ablate.study.report.numbers import NOTHING, p_value, p_words, signed, within
@@ -107,24 +105,21 @@ class Factorial:
         return {at: effect for at, effect in found.items() if effect}
 
 
-def factorial(plan: Plan, runs: Sequence[Run]) -> Factorial:
-    """Fit the effects of a study with a design to its runs, whose arms are the cells. Runs of a
+def factorial(plan: Plan, analysis: Analysis) -> Factorial:
+    """Fit the effects of a study with a design, whose cells are the arms of its analysis. Runs of a
     cell are paired with those of others by position, as everywhere."""
-    design, positions = plan.design, Counter[str]()
+    design, statistic = plan.design, analysis.decide_on
     assert design is not None, f"study {plan.study} has no factors"
     cells = {name: {key: level_text(level) for key, level in cell.items()}
              for name, cell in design.cells.items()}  # fmt: skip
-    observations: list[Observation] = []
-    outcomes: dict[str, list[float]] = {cell: [] for cell in cells}
-    collapsed = Counter[str]()
-    for run in runs:
-        position, summary = positions[run.arm], run.outcome(plan.primary_metric)
-        positions[run.arm] += 1
-        if summary is not None:
-            value = summary.value(plan.decide_on)
-            observations.append(Observation(cells[run.arm], position, value))
-            outcomes[run.arm].append(value)
-            collapsed.update([run.arm] * summary.collapsed)
+    observations = [
+        Observation(cells[arm.name], position, summary.value(statistic))
+        for arm in analysis.arms
+        for position, summary in enumerate(arm.summaries)
+        if summary is not None
+    ]
+    outcomes = {arm.name: [one.value(statistic) for one in arm.known] for arm in analysis.arms}
+    collapsed = {arm.name: arm.collapsed for arm in analysis.arms if arm.collapsed}
     levels = {name: [*map(level_text, found)] for name, found in design.factors.items()}
     return Factorial(design, Fit(observations, levels), levels, cells, outcomes, collapsed)
 
@@ -184,8 +179,7 @@ def answer(found: Factorial, analysis: Analysis, plan: Plan | None) -> Section:
     each = zip(found.effects, sentences_of(found), strict=True)
     ordered = sorted(each, key=lambda pair: not pair[0].is_interaction)
     sentences = [text for _, text in ordered if text] + _without_interaction(found)
-    blocks: list[Block] = [Text(lead)]
-    blocks += [Items(sentences)] if sentences else []
+    blocks: list[Block] = [Text(lead), *([Items(sentences)] if sentences else [])]
     blocks += [Text(text) for text in (*_remarks(found), *caveats(analysis, plan))]
     return Section("Answer", blocks)
 

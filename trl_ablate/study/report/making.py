@@ -66,7 +66,7 @@ def report_study(
     tuning = tuned.split(plan, runs) if plan.tuning else None
     judged = tuning.own if tuning else runs
     analysis = _without_idle_runs(plan, judged)
-    effects = factorial.factorial(plan, judged) if plan.design else None
+    effects = factorial.factorial(plan, analysis) if plan.design else None
     parameters = growth.parameters(analysis)
     parts = [
         *_opening(plan, analysis, effects, tuning),

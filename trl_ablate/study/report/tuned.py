@@ -136,7 +136,7 @@ def at_reference(found: TunedRuns, own: Analysis) -> Section:
         "Its verdicts are a family of their own, corrected without those above."
     )
     if plan.design is not None:
-        effects = factorial.factorial(plan, found.at_reference)
+        effects = factorial.factorial(plan, analysis)
         parts = factorial.answer(effects, analysis, None), factorial.effects_table(effects)
     else:
         changed = _changed(found, own, analysis)
