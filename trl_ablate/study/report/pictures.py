@@ -262,7 +262,7 @@ def _unit(costly: str, lines: Iterable[Line]) -> tuple[float, str]:
 def sensitivity(found: TunedRuns) -> list[Picture]:
     """The outcome of the trials against the tuned value, a line for each arm; none without any."""
     ends: dict[str, tuple[float, float]] = {}
-    key, what = found.tuning.key, found.outcome_name
+    key, by, what = found.tuning.key, found.tuning.by, found.outcome_name
     with matplotlib.rc_context(STYLE):
         across = TUNED_WIDTH + gutter(map(for_picture, found.arms))
         figure = Figure((across, TUNED_HEIGHT), dpi=DPI)
@@ -270,12 +270,13 @@ def sensitivity(found: TunedRuns) -> list[Picture]:
         places, styles = _places(axes, found), looks(list(found.arms))
         for arm, tried in reversed(found.trials.items()):
             colour, dash = styles[arm]
-            drawn = [(x, each) for x, each in zip(places, tried, strict=True) if each.scores]
-            means = sorted((x, each.mean or 0.0) for x, each in drawn)
+            drawn = [(x, each) for x, each in zip(places, tried, strict=True) if each.ended]
+            means = sorted((x, each.intervals[by].mean or 0.0) for x, each in drawn)
             axes.plot(*zip(*means, strict=True), color=colour, linestyle=dash, linewidth=1.7)
             for x, each in drawn:
-                fallen = each.collapsed
-                axes.plot([x] * len(each.scores), each.scores, "o", color=colour, markersize=3.5,
+                scores = [summary.value(by) for summary in each.known]
+                fallen = [summary.value(by) for summary in each.known if summary.collapsed]
+                axes.plot([x] * len(scores), scores, "o", color=colour, markersize=3.5,
                           alpha=0.6)  # fmt: skip
                 axes.plot([x] * len(fallen), fallen, "X", color=colour, markersize=8,
                           markeredgecolor="white", zorder=5)  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from trl_ablate.study.factors import level_text
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.report import factorial, sections, verdicts
-from trl_ablate.study.report.analysis import STATISTICS, Analysis, analyse
+from trl_ablate.study.report.analysis import STATISTICS, Analysis, ArmResult, analyse
 from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.document import Columns, Items, Picture, Section, Text, table
 from trl_ablate.study.report.numbers import number
@@ -23,27 +23,13 @@ NOTE = (
 
 
 @dataclass(frozen=True)
-class Trials:
-    """The trials of one value in one arm, and the scores of those with an outcome."""
-
-    runs: list[Run]
-    scores: list[float]
-    collapsed: list[float]
-    """Scores of those that collapsed."""
-
-    @property
-    def mean(self) -> float | None:
-        return sum(self.scores) / len(self.scores) if self.scores else None
-
-
-@dataclass(frozen=True)
 class TunedRuns:
     """The runs of a study with tuning. Arms have the names that they have in the study."""
 
     plan: Plan
     tuning: Tuning
     arms: dict[str, Tuned]
-    trials: dict[str, list[Trials]]
+    trials: dict[str, list[ArmResult]]
     """Arm -> the trials of each value."""
     own: list[Run]
     """With fresh seeds, each arm at its own best value; without curves before it is known."""
@@ -88,11 +74,8 @@ def split(plan: Plan, runs: Sequence[Run]) -> TunedRuns:
     }
     arms = {each.arm: each for each in tuned(plan, finished)}
 
-    def trials(candidate: str) -> Trials:
-        of = of_candidate[candidate][: plan.trials]
-        ended = [(s, s.value(tuning.by)) for run in of if (s := run.outcome(metric))]
-        fallen = [value for summary, value in ended if summary.collapsed]
-        return Trials(of, [value for _, value in ended], fallen)
+    def trials(candidate: str) -> ArmResult:
+        return ArmResult(candidate, tuple(of_candidate[candidate][: plan.trials]), metric)
 
     def fresh(arm: str, candidate: str | None) -> list[Run]:
         found = of_candidate[candidate or tuning.arms[arm][0]][plan.trials :]
@@ -163,7 +146,7 @@ def _changed(found: TunedRuns, own: Analysis, shared: Analysis) -> list[str]:
 def trials_table(found: TunedRuns, pictures: Sequence[Picture]) -> Section:
     """Every value of every arm, and what is doubtful about the choice."""
 
-    def value(row: tuple[str, int, Trials]) -> str:
+    def value(row: tuple[str, int, ArmResult]) -> str:
         arm, place, _ = row
         chosen = found.arms[arm].standing.chosen == place
         return level_text(found.tuning.values[place]) + " *" * chosen
@@ -171,9 +154,9 @@ def trials_table(found: TunedRuns, pictures: Sequence[Picture]) -> Section:
     columns: Columns = [
         ("arm", lambda row: row[0]),
         (found.tuning.key, value),
-        ("trials", lambda row: str(len(row[2].scores))),
-        ("collapsed", lambda row: str(len(row[2].collapsed))),
-        (found.outcome_name, lambda row: number(row[2].mean)),
+        ("trials", lambda row: str(row[2].ended)),
+        ("collapsed", lambda row: str(row[2].collapsed)),
+        (found.outcome_name, lambda row: number(row[2].intervals[found.tuning.by].mean)),
     ]
     rows = [(arm, i, each) for arm, of in found.trials.items() for i, each in enumerate(of)]
     shown = table("Tuning", rows, columns, NOTE, 2)
@@ -185,7 +168,7 @@ def trials_table(found: TunedRuns, pictures: Sequence[Picture]) -> Section:
 def _doubts(found: TunedRuns, arm: str) -> list[str]:
     numbers, (trials, chosen) = found.numbers, found.arms[arm].standing
     edges = [numbers.index(min(numbers)), numbers.index(max(numbers))] if numbers[2:] else []
-    needed, done = len(trials), sum(len(of.scores) for of in found.trials[arm])
+    needed, done = len(trials), sum(of.ended for of in found.trials[arm])
     texts = []
     if chosen is None:
         texts.append(
