@@ -17,6 +17,7 @@ from scipy import stats
 
 from tests.support.synthetic_study import METRIC, flat_run, learning_rows, make_plan, write_run
 from trl_ablate import ConfigurationError
+from trl_ablate.metrics import GRAD_NORM
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.json_files import append_jsonl, read_object
 from trl_ablate.study.definition import load_study
@@ -33,7 +34,7 @@ from trl_ablate.study.report.outcomes import (
     middle_interval,
     wins,
 )
-from trl_ablate.study.report.pictures import line_of, spread
+from trl_ablate.study.report.pictures import draw_curves, line_of, spread
 from trl_ablate.study.report.run_tables import runs_table
 from trl_ablate.study.report.sections import different_starts, shortest
 from trl_ablate.study.report.stats import t_interval
@@ -361,6 +362,13 @@ def test_lines_hold_what_ended_early():
     assert (line.low[-1], line.high[-1]) == (0.4, 0.8)
     assert line_of(runs, METRIC, cost=time) is None  # the time is unknown
     assert line_of([Run("a", 0, "to do")], METRIC) is None
+
+
+def test_a_metric_that_no_ended_run_has_is_not_drawn():
+    ended, running = flat_run("a", 0, [0.1, 0.5]), flat_run("a", 1, [0.1], "running")
+    running.series[GRAD_NORM] = curve(1.0)
+    whole, without = (draw_curves(analyse(runs, METRIC)) for runs in ([ended, running], [ended]))
+    assert whole == without
 
 
 def test_labels_keep_their_distance():

@@ -138,13 +138,16 @@ def draw_curves(
     """The metric against steps, and time or tokens; gradient norm, length, entropy; published
     curves, if any."""
     arms, metric = {arm.name: arm.runs for arm in analysis.arms}, analysis.metric
-    watched = [name for name in WATCHED if any(name in run.series for run in analysis.runs)]
+    watched = {name: _lines(arms, name, smooth=True) for name in WATCHED}
+    watched = {name: lines for name, lines in watched.items() if lines}
     cost, costly = axis_of_cost(analysis.runs, metric)
     paid, styles = _lines(arms, metric, cost=cost), looks(list(arms))
     with matplotlib.rc_context(STYLE):
         rows = [TOP_HEIGHT] + [SMALL_HEIGHT] * bool(watched) + [TOP_HEIGHT] * bool(published)
-        figure = Figure((WIDTH, sum(rows) + len(rows) * (TITLE_SPACE + AXIS_SPACE)), dpi=DPI)
-        bottoms = _bottoms(figure, rows)
+        height = sum(rows) + len(rows) * (TITLE_SPACE + AXIS_SPACE)
+        figure = Figure((WIDTH, height), dpi=DPI)
+        ends = np.cumsum([TITLE_SPACE + row + AXIS_SPACE for row in rows])
+        bottoms = height - ends + AXIS_SPACE
         left, *right = _row(figure, bottoms[0], TOP_HEIGHT, 1 + bool(paid), labels=arms)
         note = "  (a cross marks a collapse)" * _mark_collapses(left, analysis, styles)
         _panel(left, _lines(arms, metric), styles, metric + note, unit, heavy=True, labelled=True)
@@ -153,8 +156,7 @@ def draw_curves(
             text = f"{metric} against {costly}"
             _panel(axes, paid, styles, text, name, scale=scale, heavy=True)
         panels = _row(figure, bottoms[1], SMALL_HEIGHT, len(watched)) if watched else []
-        for axes, name in zip(panels, watched, strict=True):
-            lines = _lines(arms, name, smooth=True)
+        for axes, (name, lines) in zip(panels, watched.items(), strict=True):
             means = np.concatenate([line.mean for line in lines.values()])
             if means.min() > 0 and means.max() / means.min() > LOG_SCALE_RANGE:
                 axes.set_yscale("log")
@@ -169,15 +171,6 @@ def draw_curves(
             styles = looks(list(others))
             _panel(axes, lines, styles, text, "steps", bands=len(others), labelled=True)
         return png_of(figure)
-
-
-def _bottoms(figure: Figure, rows: Sequence[float]) -> list[float]:
-    place, found = float(figure.get_figheight()), []
-    for height in rows:
-        place -= TITLE_SPACE + height
-        found.append(place)
-        place -= AXIS_SPACE
-    return found
 
 
 def _lines(
