@@ -24,7 +24,6 @@ from trl_ablate.study.report.stats import judge as judge_pairs
 from trl_ablate.study.two_part import judge_two_parts
 from trl_ablate.study.verdict import Judge, Verdict, reference_runs
 
-LEANS_ON = "Fisher's exact and Welch's test"
 STATISTICS: dict[Statistic, str] = {
     "final": "final",
     "best": "best",
@@ -104,6 +103,10 @@ class Analysis:
     margin: float | None = None
     """Differences of the metric within it count as equivalent."""
     judge: Judge = "paired"
+    threshold: float | None = None
+    """From which on a run succeeds, where a study in two parts states it."""
+    pool: int | None = None
+    """Runs of the first arm that serve all comparisons at the last look, in two parts."""
     comparisons: dict[Statistic, dict[str, Comparison]] = field(default_factory=dict)
 
     @property
@@ -163,31 +166,30 @@ def analyse(
 
     Failed and unfinished runs stay in the table without a value: neither 0 nor the value they had
     reached would be right. Collapsed and stopped runs have ended, and count with their final
-    value. In two parts, `pool` runs of the first arm serve all comparisons at the last look.
+    value.
     """
     of_arms: dict[str, list[Run]] = {}
     for run in runs:
         of_arms.setdefault(run.arm, []).append(run)
     arms = tuple(ArmResult(name, tuple(own), metric) for name, own in of_arms.items())
-    found = Analysis(metric, decide_on, arms, dict(against or {}), tuple(looks), margin, judge)
-    every = [(arm, found.reference_of(arm.name)) for arm in arms[1:]]
-    both = [(arm, other) for arm, other in every if not _are_same(arm, other)]
+    found = Analysis(
+        metric, decide_on, arms, dict(against or {}), tuple(looks), margin, judge, threshold, pool
+    )
+    both = [(arm, found.reference_of(arm.name)) for arm in arms[1:]]
+    both = [(arm, other) for arm, other in both if not _are_same(arm, other)]
+    same = {arm.name: Comparison(arm.name, Interval(0, None), None, None, Verdict.INESTIMABLE,
+                                 leans_on="–")
+            for arm in arms[1:]}  # fmt: skip
     for of in STATISTICS:
         if of == "last_third" != decide_on:
             continue
         within = margin if of == decide_on else None
         if judge == "two_part":
-            shared = {arms[0].name: pool or len(arms[0].runs)}
-            judged = {arm.name: _two_parts(arm, other, of, looks, len(both), within, threshold,
-                                           shared.get(other.name))
-                      for arm, other in both}  # fmt: skip
+            judged = {arm.name: _two_parts(found, arm, of, len(both), within) for arm, _ in both}
         else:
             pairs = {arm.name: paired(arm, other, zip_longest(other.values(of), arm.values(of)))
                      for arm, other in both}  # fmt: skip
             judged = judge_at_looks(pairs, looks, within) if looks else judge_pairs(pairs, within)
-        same = {arm.name: Comparison(arm.name, Interval(0, None), None, None, Verdict.INESTIMABLE,
-                                     leans_on="–")
-                for arm, _ in every}  # fmt: skip
         found.comparisons[of] = {**same, **judged}
     return found
 
@@ -209,16 +211,16 @@ def paired(
 
 
 def _two_parts(
-    arm: ArmResult, reference: ArmResult, of: Statistic, looks: Sequence[int], compared: int,
-    margin: float | None, threshold: float | None, pool: int | None,
-) -> Comparison:  # fmt: skip
+    analysis: Analysis, arm: ArmResult, of: Statistic, compared: int, margin: float | None
+) -> Comparison:
     """The verdict on an arm. Looks count the runs before the first that is missing.
 
     Args:
         compared: the number of arms that share the level.
-        pool: runs at the last look of a reference that serves several arms.
     """
-    planned = tuple(looks) or (len(arm.runs),)
+    reference, planned = analysis.reference_of(arm.name), analysis.looks or (len(arm.runs),)
+    is_shared, threshold = reference is analysis.reference, analysis.threshold
+    pool = analysis.pool or len(reference.runs) if is_shared else None
     first = reference.runs[: reference_runs(planned[0], planned[-1], pool)]
     errors = [run.noise(arm.metric, of) for run in first if run.counts]
     own, others = ([s.value(of) for s in takewhile(bool, each.summaries) if s]
@@ -236,7 +238,7 @@ def _two_parts(
         p=found.p,
         p_corrected=min(1.0, found.p * compared),
         verdict=found.verdict,
-        leans_on=LEANS_ON,
+        leans_on="Fisher's exact and Welch's test",
         next_look=next((n for n in planned if n > found.n), None) if waits else None,
         two_part=found,
         p_values=(found.p_difference, found.p_equivalent),
