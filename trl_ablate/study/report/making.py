@@ -86,7 +86,7 @@ def report_study(
         sections.commands(plan, study),
     ]
     document = Document(plan.study, plan.question, parts)
-    numbers = numbers_of(analysis, parameters, _cleaned(), plan, effects)
+    numbers = numbers_of(analysis, parameters, plan, effects)
     trials = tuning.ended_trials if tuning else ()
     return [*write_files(document, numbers, out), _write_runs(analysis, trials, out)]
 
@@ -108,7 +108,7 @@ def report_curves(
     ]
     lead = f"{len(runs)} published runs, read from {curves.name}"
     document = Document(curves.stem.replace("_", " "), lead, parts)
-    numbers = numbers_of(analysis, parameters, _cleaned())
+    numbers = numbers_of(analysis, parameters)
     return [*write_files(document, numbers, out), _write_runs(analysis, (), out)]
 
 
@@ -187,24 +187,24 @@ def _write_runs(analysis: Analysis, trials: Sequence[Run], out: Path) -> Path:
     """`runs.csv`: one row per run, also without an outcome, and then one per trial of a study with
     tuning. The header has the metric; steps are GRPO steps."""
     clean, metric = _cleaned(), analysis.metric
-    rows: list[list[object]] = [[
-        "run_name", "arm", "seed", "status", "reason", "last_step",
-        f"best_{metric}", "best_eval_step", f"final_{metric}", f"mean_{metric}",
-        "collapsed_at", "seconds", "directory",
-    ]]  # fmt: skip
-    for run in (*analysis.runs, *trials):
+
+    def row(run: Run) -> dict[str, object]:
         s = run.summary(metric)
-        values = [s.best, _whole(s.best_step), s.final, round(s.auc, 6)] if s else [None] * 4
-        rows.append([
-            run.name, run.arm, run.seed, run.status, run.reason, _whole(run.last_step), *values,
-            _whole(s.collapsed_at) if s else None, run.record.get("seconds"),
-            id_of(run.directory.name) if run.directory else None,
-        ])  # fmt: skip
+        return {
+            "run_name": run.name, "arm": run.arm, "seed": run.seed, "status": run.status,
+            "reason": run.reason, "last_step": _whole(run.last_step),
+            f"best_{metric}": s and s.best, "best_eval_step": s and _whole(s.best_step),
+            f"final_{metric}": s and s.final, f"mean_{metric}": s and round(s.auc, 6),
+            "collapsed_at": s and _whole(s.collapsed_at), "seconds": run.record.get("seconds"),
+            "directory": run.directory and id_of(run.directory.name),
+        }  # fmt: skip
+
+    rows = [row(run) for run in (*analysis.runs, *trials)]
     file = out / "runs.csv"
     with file.open("w", encoding="utf-8", errors="backslashreplace", newline="") as opened:
         csv.writer(opened).writerows(
-            [_no_formula(clean(cell)) if isinstance(cell, str) else cell for cell in row]
-            for row in rows
+            [_no_formula(clean(cell)) if isinstance(cell, str) else cell for cell in cells]
+            for cells in (rows[0], *(each.values() for each in rows))
         )
     return file
 
@@ -222,16 +222,13 @@ def _whole(step: float | None) -> float | int | None:
 def numbers_of(
     analysis: Analysis,
     curves: Mapping[str, Mapping[str, Interval]],
-    clean: Callable[[str], str],
     plan: Plan | None = None,
     effects: factorial.Factorial | None = None,
 ) -> dict[str, Any]:
-    """The content of `report.json`, with `clean` applied to all names and sentences; `curves` has
-    the parameters of each arm's learning curve."""
-    decisive, arms = analysis.decisive.items(), analysis.arms
+    """The content of `report.json`; `curves` has the parameters of each arm's learning curve."""
+    clean, decisive, arms = _cleaned(), analysis.decisive.items(), analysis.arms
     sentences = factorial.sentences_of(effects) if effects else []
     mixed = [arm for arm in arms if arm.is_mixed and analysis.judge == "paired"]
-    means = {arm.name: arm.intervals[analysis.decide_on].mean for arm in arms}
     return {
         "reference": clean(analysis.reference.name),
         "metric": clean(analysis.metric),
@@ -245,7 +242,7 @@ def numbers_of(
             "question": clean(plan.question) if plan else None,
             "runs": sum(arm.ended for arm in arms),
             "margin": analysis.margin,
-            "means": {clean(name): mean for name, mean in means.items()},
+            "means": {clean(arm.name): arm.intervals[analysis.decide_on].mean for arm in arms},
             "mixed": [clean(arm.name) for arm in mixed],  # two parts are made for such arms
             "arms": {
                 clean(name): {

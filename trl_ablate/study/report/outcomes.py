@@ -88,25 +88,24 @@ def _percentiles(found: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def collapses(analysis: Analysis) -> dict[str, Collapse]:
-    """Every arm with an outcome."""
+def collapses(analysis: Analysis) -> list[Collapse]:
+    """Of every arm with an outcome."""
     arms = {arm.name: arm for arm in analysis.arms if arm.ended}
     others = {name: analysis.reference_of(name) for name in arms if name in analysis.compared}
     others = {name: other for name, other in others.items() if other.ended}
     p = [fisher_p(arms[name].collapsed, arms[name].ended, other.collapsed, other.ended)
          for name, other in others.items()]  # fmt: skip
     corrected = dict(zip(others, holm(p), strict=True))
-    calm = {name: [s.value(analysis.decide_on) for s in arm.known if not s.collapsed]
-            for name, arm in arms.items()}  # fmt: skip
-    return {
-        name: Collapse(arm, others.get(name), corrected.get(name), t_interval(calm[name]))
+    return [
+        Collapse(arm, others.get(name), corrected.get(name),
+                 t_interval([s.value(analysis.decide_on) for s in arm.known if not s.collapsed]))
         for name, arm in arms.items()
-    }
+    ]  # fmt: skip
 
 
 def sentences(analysis: Analysis) -> list[str]:
     """One for each arm with a collapse."""
-    return [_sentence(each) for each in collapses(analysis).values() if each.arm.collapsed]
+    return [_sentence(each) for each in collapses(analysis) if each.arm.collapsed]
 
 
 def _sentence(found: Collapse) -> str:
@@ -151,4 +150,4 @@ def outcomes_table(analysis: Analysis) -> Section:
         ("interquartile mean", middle),
         ("P(better)", improvement),
     ]
-    return table("Outcomes", collapses(analysis).values(), columns, NOTE)
+    return table("Outcomes", collapses(analysis), columns, NOTE)

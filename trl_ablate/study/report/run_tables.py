@@ -1,6 +1,7 @@
 """The tables of single runs: those of a study, a row an arm, and published ones."""
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from statistics import median
 
 from trl_ablate.study.report.analysis import Analysis, ArmResult
@@ -74,18 +75,10 @@ def _by_seed(found: Iterable[tuple[Run, str]]) -> str:
     pairs = list(found)
     texts = {run.seed: text for run, text in pairs if run.seed is not None}
     parts = [text for run, text in pairs if run.seed is None]
-    for seeds in _successive(texts):
+    # seeds that follow each other are equally far from their places
+    for _, group in groupby(enumerate(sorted(texts)), lambda at: at[1] - at[0]):
+        seeds = [seed for _, seed in group]
         named = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
         own = [texts[seed] for seed in seeds]
         parts.append(f"{named}: {', '.join(own if len(set(own)) > 1 else own[:1])}")
     return "; ".join(parts) or NOTHING
-
-
-def _successive(seeds: Iterable[int]) -> list[list[int]]:
-    spans: list[list[int]] = []
-    for seed in sorted(seeds):
-        if spans and seed == spans[-1][-1] + 1:
-            spans[-1].append(seed)
-        else:
-            spans.append([seed])
-    return spans

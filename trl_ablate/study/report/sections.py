@@ -80,9 +80,9 @@ def arms_table(analysis: Analysis) -> Section:
         ("arm", lambda arm: arm.name),
         ("runs", lambda arm: arm.outcome()),
         *(
-            (f"{name} {analysis.metric}", lambda arm, s=s: interval(arm.intervals[s])
-             + MIXED * arm.is_mixed)
-            for s, name in STATISTICS.items() if s in analysis.comparisons
+            (f"{STATISTICS[s]} {analysis.metric}",
+             lambda arm, s=s: interval(arm.intervals[s]) + MIXED * arm.is_mixed)
+            for s in analysis.comparisons
         ),
     ]  # fmt: skip
     note = ARMS_NOTE + MIXED_NOTE * any(arm.is_mixed for arm in analysis.arms)
@@ -99,9 +99,8 @@ def comparisons_table(analysis: Analysis) -> Section:
         ("pairs", lambda c: str(c.difference.n)) if looks
         else ("p", lambda c: p_value(c.p_corrected)),
         *(
-            (f"{name}: difference",
-             lambda c, s=s: difference_of(analysis.comparisons[s][c.arm], analysis))
-            for s, name in STATISTICS.items() if s in analysis.comparisons and s != decides
+            (f"{STATISTICS[s]}: difference", lambda c, of=of: difference_of(of[c.arm], analysis))
+            for s, of in analysis.comparisons.items() if s != decides
         ),
         ("leans on", lambda c: c.leans_on),
     ]  # fmt: skip
