@@ -10,7 +10,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-import torch
+from accelerate import PartialState
 from datasets import Dataset
 
 from trl_ablate.data.questions import check_enough
@@ -50,26 +50,24 @@ def drawn(
             stored in `folder`.
     """
     resolved, about = reference.resolved, about_rollouts(reference, point, seed, given)
-    of_run = given is not None and given.suffix == ".jsonl"
-    recorded = read_recorded(given, resolved, batches) if given and of_run else None
-    as_given = given is not None and not of_run
-    stored = RolloutFolder(given if given and as_given else folder)
+    of_run = given if given and given.suffix == ".jsonl" else None
+    as_given = None if of_run else given
+    asked, completions = read_recorded(of_run, resolved, batches) if of_run else (None, None)
+    stored, processes = RolloutFolder(as_given or folder), PartialState()
     if as_given:
         stored.check({key: value for key, value in about.items() if key not in OF_THE_DRAW})
-    elif resolved.config.process_index == 0:
-        asked = recorded[0] if recorded else questions_of(resolved, batches, seed)
-        stored.begin(about, asked)
-    wait()
+    elif processes.is_main_process:
+        stored.begin(about, asked or questions_of(resolved, batches, seed))
+    processes.wait_for_everyone()
     questions = stored.questions()[: batches * _questions_per_batch(resolved)]
-    completions = recorded[1] if recorded else None
     sources = Sources(stored, questions, batches, seed, grader, work, completions)
     missing = any(stored.batch(number) is None for number in range(batches))
-    wait()
+    processes.wait_for_everyone()
     if missing and as_given:
         stored.batches(batches)  # refuses
     if missing:
         take(resolved, Point(point.checkpoint), sources, draws=True)
-        wait()
+        processes.wait_for_everyone()
     return sources, about
 
 
@@ -105,12 +103,6 @@ def training_set(resolved: Resolved) -> tuple[Dataset, Any]:
 def _questions_per_batch(resolved: Resolved) -> int:
     config: Any = resolved.config
     return config.generation_batch_size // config.num_generations
-
-
-def wait() -> None:
-    """Until every process is here."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.barrier()
 
 
 def read_recorded(

@@ -183,7 +183,7 @@ class GradientTaker(torch.optim.Optimizer):
         self._sums: dict[str, torch.Tensor] = {}
         self._squares: dict[str, torch.Tensor] = {}
         self._cells = list(dict.fromkeys(map(cell_of, named)))
-        self._cell_sums: dict[str, torch.Tensor] = {}
+        self._cell_sums_CM = np.zeros((len(self._cells), SIZE), np.float32)
         self._norms: list[list[float]] = []
         self._sketches: list[np.ndarray] = []
         self._seconds: list[float] = []
@@ -220,7 +220,7 @@ class GradientTaker(torch.optim.Optimizer):
             first += one.numel()
         self._norms.append(squares_K.sqrt().tolist())
         self._sketches.append(sketches_CKM.sum(dim=0).cpu().numpy())
-        _add(self._cell_sums, "all", sketches_CKM[:, 0])
+        self._cell_sums_CM += sketches_CKM[:, 0].cpu().numpy()
         self._seconds.append(time.perf_counter() - self._began)
         self.start_clock()
 
@@ -235,7 +235,7 @@ class GradientTaker(torch.optim.Optimizer):
             norms_BK=np.array(self._norms),
             sketches_BKM=np.stack(self._sketches),
             cells=self._cells,
-            cell_sketches_CM=self._cell_sums["all"].cpu().numpy() / len(self._norms),
+            cell_sketches_CM=self._cell_sums_CM / len(self._norms),
             seconds_B=np.array(self._seconds),
         )
 

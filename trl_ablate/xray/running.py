@@ -9,18 +9,19 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from accelerate import PartialState
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import grader_of
 from trl_ablate.xray.chosen_arms import XrayArm, arms_of, chosen, out_of_reach, scores_again
-from trl_ablate.xray.drawing import drawn, wait
+from trl_ablate.xray.drawing import drawn
 from trl_ablate.xray.figures import Verdict, figures_of, floor_of, verdict_of
 from trl_ablate.xray.gradients import TakenGradients, key_of
 from trl_ablate.xray.taking import ADAM_EPS, Point, stored_divisors, take, walk
@@ -73,9 +74,14 @@ def xray(
     is_main = first.resolved.config.process_index == 0
     say = say if say and is_main else lambda text: None
     _check(kept, skipped, places, batches, drift, given)
+    if output is None and first.resolved.config.world_size > 1:
+        raise ConfigurationError("with several processes an X-ray needs an output folder; give one")
     for name, why in skipped.items():
         say(f"{name}: out of reach of the comparison: it {why}")
-    with _folder(output, first) as folder:
+    place = tempfile.TemporaryDirectory(prefix="xray-") if output is None else nullcontext(output)
+    with place as entered:
+        folder = Path(entered)
+        folder.mkdir(parents=True, exist_ok=True)
         against = references_of(kept, first, reference)
         comparison = _Comparison(kept, first, against, folder, batches, seed, say)
         points = [
@@ -85,7 +91,7 @@ def xray(
         ]
         result = Xray(first.name, against, points, skipped, batches, seed)
         if output is not None and is_main:
-            result.write(Path(output))
+            result.write(folder)
     return result
 
 
@@ -143,7 +149,7 @@ class _Comparison:
             else:
                 missing.append((arm, file, key))
         note_file = place / "notes.txt"
-        wait()
+        PartialState().wait_for_everyone()
         if not missing and note_file.exists():
             return known, note_file.read_text(encoding="utf-8").splitlines()
         point, notes = self._prepared(point, sources)
@@ -243,16 +249,3 @@ def _check(
         raise ConfigurationError(
             "--rollouts are those of one checkpoint, and several are given; give one"
         )
-
-
-@contextmanager
-def _folder(output: str | os.PathLike | None, reference: XrayArm):
-    """The folder to work in; without an output, a temporary one."""
-    if output is not None:
-        Path(output).mkdir(parents=True, exist_ok=True)
-        yield Path(output)
-    elif reference.resolved.config.world_size > 1:
-        raise ConfigurationError("with several processes an X-ray needs an output folder; give one")
-    else:
-        with tempfile.TemporaryDirectory(prefix="xray-") as folder:
-            yield Path(folder)
