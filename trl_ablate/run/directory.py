@@ -163,7 +163,7 @@ class RunDirectory:
         record, before = self.record(), self.seconds_so_far()
         since = before - record.get("seconds", 0.0)  # on the GPUs that were recorded
         hours = record.get("gpu_hours", 0.0) + since / 3600 * record.get("gpus", 0)
-        so_far = {"seconds": before, "gpu_hours": hours} if before else {}
+        so_far = {"seconds": before, "seconds_before": before, "gpu_hours": hours} if before else {}
         kept = {key: value for key, value in record.items() if key not in OF_A_STOP}
         write_json(self.run_file, kept | {"status": "running", "reason": None, **so_far, **entries})
         started = time.monotonic()

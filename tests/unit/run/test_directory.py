@@ -67,7 +67,7 @@ def test_memory_and_hours_are_counted_on_the_gpus_of_each_start(tmp_path, monkey
         run.append_metrics({"step": 1, "seconds": logged, **peaks})
         with run.recorded(gpus=gpus):
             assert run.read()["status"] == "running"
-        assert run.read()["status"] == "finished"
+        assert (run.read()["status"], run.read()["seconds_before"]) == ("finished", logged)
         assert (run.read()["gpu_hours"], run.read()["peak_memory_gib"]) == (cost, 5.5)
 
 

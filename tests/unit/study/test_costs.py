@@ -80,6 +80,9 @@ def test_times_count_only_if_the_machine_was_free():
     assert pairs() == 3
     runs[3].record = record(1)  # beside the first run of the other arm
     assert pairs() == 2 and axis() == ("generated tokens", [0, 200, 400, 600])
+    runs[3].record = record(5)
+    runs[0].record = record(0) | {"seconds": 980.0, "seconds_before": 800.0}  # resumed at 0:00
+    assert pairs() == 2  # where its first part ran is not known, and no other run is beside it
     for one in runs:
         del one.series[GENERATED_TOKENS]
     assert axis()[0] == "time"  # all that is known

@@ -88,8 +88,8 @@ def time_alone(runs: Iterable[Run]) -> Cost:
     spans = {id(run): span for run in runs if (span := _span(run))}
 
     def cost(run: Run, curve: Series) -> np.ndarray | None:
-        if id(run) not in spans:
-            return None
+        if id(run) not in spans or run.record.get("seconds_before"):
+            return None  # of a resumed run it is not known where and when its first part ran
         host, start, end = spans[id(run)]
         others = [span for key, span in spans.items() if key != id(run)]
         shared = any(at == host and began < end and start < ended for at, began, ended in others)
@@ -99,15 +99,17 @@ def time_alone(runs: Iterable[Run]) -> Cost:
 
 
 def _span(run: Run) -> tuple[str, float, float] | None:
-    """Host, start and end."""
+    """Host, start and end, of a resumed run since it was resumed."""
     host, started, seconds = (run.record.get(key) for key in ("host", "started", "seconds"))
-    if not isinstance(started, str) or not isinstance(seconds, (int, float)):
+    before = run.record.get("seconds_before", 0.0)
+    known = all(isinstance(number, (int, float)) for number in (seconds, before))
+    if not isinstance(started, str) or not known:
         return None
     try:
         start = datetime.fromisoformat(started).timestamp()
     except ValueError:
         return None
-    return str(host), start, start + seconds
+    return str(host), start, start + seconds - before
 
 
 def costs_table(analysis: Analysis) -> Section:
