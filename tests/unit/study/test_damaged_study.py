@@ -18,7 +18,8 @@ OBJECTS = ["{}", '{"settings": 5}', '{"made_from": 5}', '{"status": []}',
            '{"status": {"a": 1}, "seconds": "x"}']  # fmt: skip
 ENTRIES = [
     {"versions": ["a"]}, {"versions": 5}, {"git": "x"}, {"git": {}}, {"git": {"commit": 5}},
-    {"seconds": "x"}, {"reason": ["x"]}, {"profile": {"a": 1}}, {"python": {}}, {"cpus": []},
+    {"start_weights": ["x"]}, {"seconds": "x"}, {"reason": ["x"]}, {"profile": {"a": 1}},
+    {"python": {}}, {"cpus": []},
 ]  # fmt: skip
 ROLLOUTS = ["[]", "5", "{", '{"reward": "x"}', '{"reward": [1]}', "{}",
             '{"prompt": 5, "response": null}', '{"reward": NaN}']  # fmt: skip

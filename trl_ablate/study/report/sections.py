@@ -5,7 +5,6 @@ warnings, sample responses, machines and commands.
 import json
 import math
 import os
-import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import SHIPPED
+from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.json_files import read_jsonl
 from trl_ablate.study.planned import Plan, setting
 from trl_ablate.study.report.analysis import STATISTICS, Analysis, ArmResult
@@ -69,8 +69,6 @@ ARMS_NOTE = (
 
 
 SAMPLE_CHARACTERS = 700
-OF_A_STEP = re.compile(r"step_[0-9]+\.jsonl")
-"""What a run writes; a person's own file beside it is left alone."""
 IN_A_CHECKOUT = Path("recipes")
 """Where a checkout has the shipped recipes and studies."""
 
@@ -198,8 +196,8 @@ def samples(analysis: Analysis) -> Section:
 
 
 def _last_rollouts(run: Run) -> tuple[Path, list[dict[str, Any]]] | None:
-    written = sorted(run.directory.glob("rollouts/step_*.jsonl")) if run.directory else []
-    files = [file for file in written if OF_A_STEP.fullmatch(file.name) and file.is_file()]
+    written = RunDirectory(run.directory).rollout_files() if run.directory else []
+    files = sorted(filter(Path.is_file, written))
     try:
         rows = list(read_jsonl(files[-1])) if files else []
     except ConfigurationError:  # samples are an illustration; another run of the arm may have some
@@ -288,7 +286,7 @@ def different_starts(plan: Plan, runs: Sequence[Run]) -> list[str]:
     weights: dict[tuple[Any, ...], list[Any]] = {}
     for run in runs:
         if run.arm in of_arm and run.record.get("start_weights"):
-            weights.setdefault(of_arm[run.arm], []).append(run.record["start_weights"])
+            weights.setdefault(of_arm[run.arm], []).append(str(run.record["start_weights"]))
     return [
         f"runs that start from {name} (start {start}) began with different weights: "
         f"{_counted(found)}; a difference between their arms may be one between the weights"
