@@ -142,12 +142,8 @@ class Analysis:
 
     def ranked(self) -> list[ArmResult]:
         """Best first; arms without an outcome at the end."""
-
-        def height(arm: ArmResult) -> float:
-            mean = arm.intervals[self.decide_on].mean
-            return float("-inf") if mean is None else mean
-
-        return sorted(self.arms, key=height, reverse=True)
+        means = {arm.name: arm.intervals[self.decide_on].mean or 0.0 for arm in self.arms}
+        return sorted(self.arms, key=lambda arm: (arm.ended > 0, means[arm.name]), reverse=True)
 
 
 def analyse(

@@ -7,20 +7,18 @@ MIXED = " †"
 
 
 def interval(found: Interval) -> str:
-    if found.mean is None:
-        return NOTHING
     half = found.half_width
     return number(found.mean) + ("" if half is None else f" ± {half:.3f}")
 
 
 def difference(found: Interval, digits: int = 3) -> str:
-    if found.mean is None:
-        return NOTHING
     return within(found.mean, found.low, found.high, digits)
 
 
-def within(value: float, low: float | None, high: float | None, digits: int = 3) -> str:
-    """A difference with its limits, if it has some."""
+def within(value: float | None, low: float | None, high: float | None, digits: int = 3) -> str:
+    """A difference, if there is one, with its limits, if it has some."""
+    if value is None:
+        return NOTHING
     if low is None or high is None:
         return signed(value, digits)
     return f"{signed(value, digits)} [{signed(low, digits)}, {signed(high, digits)}]"
