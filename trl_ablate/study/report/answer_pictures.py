@@ -19,6 +19,7 @@ from trl_ablate.study.report.findings_page import Contrast
 from trl_ablate.study.report.found_answers import ArmFound
 from trl_ablate.study.report.pictures import DPI, LABEL_SIZE, WIDTH, axes_at, gutter, looks, title
 from trl_ablate.study.report.stats import Comparison
+from trl_ablate.study.two_part import Shares
 from trl_ablate.study.verdict import Verdict
 
 SIDEWAYS: dict[Any, Any] = {**STYLE, "axes.grid.axis": "x", "axes.spines.left": False}
@@ -38,25 +39,18 @@ ANSWERS = "Evaluation reward minus that of {usual}, or of the arm named; a cross
 
 def differences_picture(analysis: Analysis) -> list[Picture]:
     """The picture of the headline, if there is an interval to draw."""
-    found = [*analysis.decisive.values()]
+    found = sorted(analysis.decisive.values(), key=lambda c: c.difference.mean or 0.0)
     if analysis.judge == "two_part":
-        shown = sorted((c for c in found if c.two_part and c.two_part.shares), key=_place)
-        draw, about = _draw_successes, SUCCESSES_ABOUT
+        judged = [(c, c.two_part.shares) for c in found if c.two_part and c.two_part.shares]
+        judged.sort(key=lambda each: each[1].arm[0] / each[1].arm[1])
+        png, about = _draw_successes(judged, analysis) if judged else None, SUCCESSES_ABOUT
     else:
         known = [c for c in found if c.difference.mean is not None]
-        shown = sorted(known, key=lambda c: c.difference.mean or 0.0)
-        shown = shown if any(c.difference.low is not None for c in shown) else []
+        is_seen = any(c.difference.low is not None for c in known)
         against = analysis.reference.name + " (or the arm after 'vs')" * bool(analysis.against)
-        draw = _draw_differences
+        png = _draw_differences(known, analysis) if is_seen else None
         about = f"each arm's difference from {against} with its 95 % interval"
-    return [Picture("differences.png", draw(shown, analysis), about)] if shown else []
-
-
-def _place(comparison: Comparison) -> tuple[float, float]:
-    """By the share of runs that succeed, then by the difference."""
-    shares = comparison.two_part and comparison.two_part.shares
-    share = shares.arm[0] / shares.arm[1] if shares else 0.0
-    return share, comparison.difference.mean or 0.0
+    return [Picture("differences.png", png, about)] if png else []
 
 
 def _draw_differences(compared: Sequence[Comparison], analysis: Analysis) -> bytes:
@@ -90,10 +84,10 @@ def _draw_differences(compared: Sequence[Comparison], analysis: Analysis) -> byt
         return png_of(figure)
 
 
-def _draw_successes(shown: Sequence[Comparison], analysis: Analysis) -> bytes:
+def _draw_successes(shown: Sequence[tuple[Comparison, Shares]], analysis: Analysis) -> bytes:
     """Which share of each arm's runs succeeds, and how much better those are than the
     reference's."""
-    labels = _labels(shown, analysis)
+    labels = _labels([comparison for comparison, _ in shown], analysis)
     with matplotlib.rc_context(SIDEWAYS):
         across, left, height = 10.0, gutter(labels) - 0.1, 0.3 * len(shown) + 0.1
         figure = Figure((across, height + 2 * EDGE), dpi=DPI)
@@ -110,23 +104,17 @@ def _draw_successes(shown: Sequence[Comparison], analysis: Analysis) -> bytes:
         means.axvline(0, color=INK, linewidth=1)
         for margin in (-analysis.margin, analysis.margin) if analysis.margin else ():
             means.axvline(margin, color=FAINT, linewidth=1, linestyle=":")
-        for row, comparison in enumerate(shown):
-            _draw_success(shares, means, row, comparison)
+        for row, (comparison, found) in enumerate(shown):
+            verdict, of = comparison.verdict, comparison.difference
+            colour, ((k, n), (other_k, other_n)) = _colour(verdict), (found.arm, found.reference)
+            shares.hlines(row, *found.intervals[0], color=colour, linewidth=2.2)
+            shares.plot([other_k / other_n], [row], "o", color=INK, markersize=6,
+                        markerfacecolor="white")  # fmt: skip
+            shares.plot([k / n], [row], "o", color=colour, markersize=5)
+            if of.low is not None:
+                _interval(means, row, (of.low, of.mean, of.high), colour)
+            _verdict(means, row, f"{verdict}, {n} runs", verdict.is_final)
         return png_of(figure)
-
-
-def _draw_success(shares: Axes, means: Axes, row: int, comparison: Comparison) -> None:
-    found, difference = comparison.two_part, comparison.difference
-    if found is None or found.shares is None:
-        return
-    colour = _colour(found.verdict)
-    (k, n), (other_k, other_n) = found.shares.arm, found.shares.reference
-    shares.hlines(row, *found.shares.intervals[0], color=colour, linewidth=2.2)
-    shares.plot([other_k / other_n], [row], "o", color=INK, markersize=6, markerfacecolor="white")
-    shares.plot([k / n], [row], "o", color=colour, markersize=5)
-    if difference.low is not None:
-        _interval(means, row, (difference.low, difference.mean, difference.high), colour)
-    _verdict(means, row, f"{comparison.verdict}, {n} runs", found.is_final)
 
 
 def _labels(compared: Sequence[Comparison], analysis: Analysis) -> list[str]:

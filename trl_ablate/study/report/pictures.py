@@ -144,10 +144,11 @@ def draw_curves(
     paid, styles = _lines(arms, metric, cost=cost), looks(list(arms))
     with matplotlib.rc_context(STYLE):
         rows = [TOP_HEIGHT] + [SMALL_HEIGHT] * bool(watched) + [TOP_HEIGHT] * bool(published)
-        height = sum(rows) + len(rows) * (TITLE_SPACE + AXIS_SPACE)
-        figure = Figure((WIDTH, height), dpi=DPI)
-        ends = np.cumsum([TITLE_SPACE + row + AXIS_SPACE for row in rows])
-        bottoms = height - ends + AXIS_SPACE
+        place, bottoms = sum(rows) + len(rows) * (TITLE_SPACE + AXIS_SPACE), list[float]()
+        figure = Figure((WIDTH, place), dpi=DPI)
+        for height in rows:
+            bottoms.append(place - (TITLE_SPACE + height))
+            place = bottoms[-1] - AXIS_SPACE
         left, *right = _row(figure, bottoms[0], TOP_HEIGHT, 1 + bool(paid), labels=arms)
         note = "  (a cross marks a collapse)" * _mark_collapses(left, analysis, styles)
         _panel(left, _lines(arms, metric), styles, metric + note, unit, heavy=True, labelled=True)
