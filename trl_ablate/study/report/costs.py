@@ -100,16 +100,13 @@ def time_alone(runs: Iterable[Run]) -> Cost:
 
 def _span(run: Run) -> tuple[str, float, float] | None:
     """Host, start and end, of a resumed run since it was resumed."""
-    host, started, seconds = (run.record.get(key) for key in ("host", "started", "seconds"))
-    before = run.record.get("seconds_before", 0.0)
-    known = all(isinstance(number, (int, float)) for number in (seconds, before))
-    if not isinstance(started, str) or not known:
-        return None
+    record = run.record
     try:
-        start = datetime.fromisoformat(started).timestamp()
-    except ValueError:
+        start = datetime.fromisoformat(record["started"]).timestamp()
+        seconds = float(record["seconds"]) - float(record.get("seconds_before", 0.0))
+    except (KeyError, TypeError, ValueError):  # a record of another shape
         return None
-    return str(host), start, start + seconds - before
+    return str(record.get("host")), start, start + seconds
 
 
 def costs_table(analysis: Analysis) -> Section:
