@@ -5,6 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from transformers import TrainerControl, TrainerState
@@ -120,8 +121,8 @@ def test_uncommitted_changes_are_recorded_without_their_tokens(tmp_path, monkeyp
 
 def test_no_rollout_that_is_kept_holds_a_token(tmp_path):
     rows = [{"prompt": TOKEN, "response": [{"role": "assistant", "content": TOKEN}], "reward": 1.0}]
-    writer = RolloutWriter(RunDirectory(tmp_path), 4, 0)
-    writer.attach(SimpleNamespace(latest_rollouts=lambda: rows))
+    trainer: Any = SimpleNamespace(latest_rollouts=lambda: rows)
+    writer = RolloutWriter(trainer, RunDirectory(tmp_path), 4, 0)
     state = TrainerState(is_world_process_zero=True, global_step=3)
     writer.on_evaluate(SimpleNamespace(report_to=[]), state, TrainerControl())
     (line,) = (tmp_path / "rollouts" / "step_000003.jsonl").read_text().splitlines()

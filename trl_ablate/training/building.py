@@ -11,7 +11,7 @@ import ctypes
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -25,7 +25,6 @@ from transformers import (
     PrinterCallback,
     ProgressCallback,
     Trainer,
-    TrainerCallback,
     get_scheduler,
 )
 from transformers.training_args import OptimizerNames
@@ -72,9 +71,7 @@ _made = partial(
 )
 
 
-def build_trainer(
-    resolved: Resolved, grader: MathGrader, callbacks: Sequence[TrainerCallback] = ()
-) -> AblationTrainer:
+def build_trainer(resolved: Resolved, grader: MathGrader) -> AblationTrainer:
     """Load everything a recipe names and put it together."""
     check_quantization(resolved.config, resolved.model)
     check_optimizer(resolved.config)
@@ -91,7 +88,7 @@ def build_trainer(
         sets = evaluation_sets(resolved.task, tokenizer)
         check_all_fit(sets, tokenizer, context, "eval questions")
         warn_of_repeated(sets, train_dataset)
-    return put_together(resolved, grader, model, tokenizer, train_dataset, sets, callbacks)
+    return put_together(resolved, grader, model, tokenizer, train_dataset, sets)
 
 
 def check_optimizer(config: AblationConfig) -> None:
@@ -218,7 +215,6 @@ def put_together(
     tokenizer: PreTrainedTokenizerBase,
     train_dataset: Dataset,
     sets: Sets,
-    callbacks: Sequence[TrainerCallback] = (),
     kind: type[Built] = AblationTrainer,
 ) -> Built:
     config, model_args = copy.copy(resolved.config), resolved.model
@@ -251,7 +247,7 @@ def put_together(
             processing_class=tokenizer,
             quantization_config=get_quantization_config(model_args),
             peft_config=adapter,
-            callbacks=[*integrations, *callbacks],
+            callbacks=integrations,
             **environment,
         )
     masked = Masker(hide_home=False).value(trainer.args.model_init_kwargs)

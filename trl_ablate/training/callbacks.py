@@ -32,16 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class NeedsTrainer(TrainerCallback):
-    """A callback that asks the trainer itself, once it is built and attached."""
-
-    _trainer: "AblationTrainer | None" = None
-
-    def attach(self, trainer: "AblationTrainer") -> None:
-        self._trainer = trainer
-
-
-class RolloutWriter(NeedsTrainer):
+class RolloutWriter(TrainerCallback):
     """Writes some rollouts of the last step at every evaluation.
 
     As JSONL, and as a table in trackio if `report_to` has it. Each line has prompt, response,
@@ -49,12 +40,12 @@ class RolloutWriter(NeedsTrainer):
     report is null. Before the first step there are no rollouts.
     """
 
-    def __init__(self, run: RunDirectory, count: int, seed: int):
-        self._run, self._count, self._seed = run, count, seed
+    def __init__(self, trainer: "AblationTrainer", run: RunDirectory, count: int, seed: int):
+        self._trainer, self._run, self._count, self._seed = trainer, run, count, seed
         self._masker = Masker(hide_home=False)  # by shape: a dataset or a model may hold tokens
 
     def on_evaluate(self, args, state: TrainerState, control, **kwargs):
-        if self._trainer is None or not state.is_world_process_zero:
+        if not state.is_world_process_zero:
             return
         rows = self._trainer.latest_rollouts()
         draw = random.Random(f"{self._seed}-{state.global_step}")
@@ -64,15 +55,15 @@ class RolloutWriter(NeedsTrainer):
             to_trackio(args, log_rollouts, kept, state.global_step)
 
 
-class BestCheckpoint(NeedsTrainer):
+class BestCheckpoint(TrainerCallback):
     """Keeps the model of the best evaluation in `checkpoint_best`, by a task metric, never by loss.
 
     The old one is kept until the new one is whole. A resumed run compares with the best evaluation
     up to its checkpoint; a better one, of a step that it repeats, is saved again.
     """
 
-    def __init__(self, run: RunDirectory, metric: str):
-        self._run, self._metric, self._best = run, metric, -math.inf
+    def __init__(self, trainer: "AblationTrainer", run: RunDirectory, metric: str):
+        self._trainer, self._run, self._metric, self._best = trainer, run, metric, -math.inf
 
     def on_train_begin(self, args, state, control, **kwargs):
         best = best_logged(state.log_history, self._metric)
@@ -80,7 +71,7 @@ class BestCheckpoint(NeedsTrainer):
 
     def on_evaluate(self, args, state: TrainerState, control, metrics=None, **kwargs):
         value = (metrics or {}).get(self._metric)
-        if self._trainer is None or value is None or not value > self._best:
+        if value is None or not value > self._best:
             return
         self._best = value
         best = {"metric": self._metric, "value": value, "step": state.global_step}
@@ -88,7 +79,7 @@ class BestCheckpoint(NeedsTrainer):
 
     def check(self) -> None:
         """Refuse to finish if the best model has changed since it was saved."""
-        if self._trainer and self._trainer.accelerator.is_main_process and self._best > -math.inf:
+        if self._trainer.accelerator.is_main_process and self._best > -math.inf:
             check_best(self._run)
             kept = self._run.best() or {"value": self._best}
             if kept["value"] != self._best:

@@ -196,17 +196,16 @@ def prepare(start: Start, resolved: Resolved) -> Iterator[Prepared]:
     directory, config = start.directory, resolved.config
     disable_progress_bar()  # `LiveLine` is shown instead
     live = callbacks.LiveLine(start.console)
-    rollouts = callbacks.RolloutWriter(directory, config.num_rollouts_saved, config.seed)
-    best = callbacks.BestCheckpoint(directory, config.best_metric)
     per_step = config.grpo_steps_per_optimizer_step
     guard = GuardCallback(resolved.guard, run=directory, per_step=per_step, console=start.console)
     preemption = callbacks.Preemption(start.termination)
     with closing(live), grader_of(resolved.task) as grader:
-        watching = [guard, rollouts, best, live]
-        trainer = build_trainer(resolved, grader, watching)
-        for watcher in (rollouts, best):
-            watcher.attach(trainer)
-        trainer.add_callback(preemption)
+        trainer = build_trainer(resolved, grader)
+        saved = (directory, config.num_rollouts_saved, config.seed)
+        rollouts = callbacks.RolloutWriter(trainer, *saved)
+        best = callbacks.BestCheckpoint(trainer, directory, config.best_metric)
+        for callback in (guard, rollouts, best, live, preemption):
+            trainer.add_callback(callback)
         yield Prepared(trainer, best, guard, preemption)
 
 

@@ -3,6 +3,7 @@
 import math
 import os
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -149,8 +150,8 @@ def test_a_resumed_run_has_to_beat_what_its_checkpoint_knows(resumable, monkeypa
     save_best(run, {"metric": "r", "value": 0.9, "step": 6})
     saved = []
     monkeypatch.setattr(callbacks, "save_whole", lambda *_, best: saved.append(best["value"]))
-    watching = callbacks.BestCheckpoint(run, "r")
-    watching.attach(SimpleNamespace(accelerator=SimpleNamespace(is_main_process=True)))
+    trainer: Any = SimpleNamespace(accelerator=SimpleNamespace(is_main_process=True))
+    watching = callbacks.BestCheckpoint(trainer, run, "r")
     state = SimpleNamespace(log_history=REWARDS, global_step=6)
     watching.on_train_begin(None, state, None)
     for value in (0.5, math.nan, 0.6, 0.6, 0.7):
