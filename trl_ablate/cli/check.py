@@ -34,7 +34,6 @@ EXAMPLES_SHOWN = 3
     codes={
         0: "the reward tells right answers from wrong ones",
         1: "it does not, or a reward function failed",
-        2: "refused: something in the command, the recipe or the data has to change",
     },
 )
 def main(options: argparse.Namespace, words: list[str]) -> int:

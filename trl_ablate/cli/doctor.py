@@ -27,11 +27,7 @@ DEFAULT_RECIPE = "grpo"
     PROFILE,
     stopped="nothing was changed",
     settings="[RECIPE] [options] [--key value ...]",
-    codes={
-        0: "the recipe can run here",
-        1: "it cannot: something is missing",
-        2: "refused: something in the command or the recipe has to change",
-    },
+    codes={0: "the recipe can run here", 1: "it cannot: something is missing"},
 )
 def main(options: argparse.Namespace, words: list[str]) -> int:
     from trl_ablate.training import machine as checks

@@ -54,11 +54,7 @@ def thresholds(options: Namespace) -> GuardArguments:
     flag("--overwrite", "replace the PNG file"),
     *[option(f"--{name}", default=SUPPRESS, help=SUPPRESS) for name in HINTS],
     stopped="nothing was changed",
-    codes={
-        0: "no rule fired",
-        1: "a rule fired",
-        2: "refused: something in the command or the log has to change",
-    },
+    codes={0: "no rule fired", 1: "a rule fired"},
 )
 def main(options: Namespace) -> int:
     arguments = thresholds(options)

@@ -12,16 +12,17 @@ examples:
 """
 
 import argparse
-import json
 import random
 import tempfile
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from trl_ablate.cli.ending import DONE
 from trl_ablate.cli.parsing import command, flag, option
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.run.json_files import write_jsonl
 
 STARTER = Path(__file__).with_name("starter")
 ROWS = {"train": 160, "validation": 40}
@@ -59,8 +60,7 @@ def write_data(folder: Path) -> None:
     folder.mkdir()
     rows = sums(sum(ROWS.values()))
     for split, count in ROWS.items():
-        lines = [json.dumps(next(rows)) + "\n" for _ in range(count)]
-        (folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+        write_jsonl(folder / f"{split}.jsonl", islice(rows, count))
 
 
 def sums(count: int) -> Iterator[dict[str, object]]:

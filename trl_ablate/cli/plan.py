@@ -23,6 +23,7 @@ from trl_ablate.plan.estimate import Estimate, plan, word
 from trl_ablate.plan.setup import HINTS, OPTIONS, Setup, from_recipe
 from trl_ablate.plan.sizes import GIB, GPUS, MODELS
 from trl_ablate.recipe.places import AS_ASKED
+from trl_ablate.run.json_files import finite
 
 
 def _reading(name: str) -> dict[str, Any]:
@@ -75,17 +76,10 @@ def main(options: argparse.Namespace) -> int:
         of_recipe = from_recipe({**resolved.all_settings(), **named}, resolved.profile)
     answer = plan(Setup(**{**of_recipe, **given}))
     if options.json:
-        console.print(json.dumps(_finite(answer.to_dict()), indent=1))
+        console.print(json.dumps(finite(answer.to_dict()), indent=1))
     else:
         show(answer, given, of_recipe)
     return FAILED if answer.problems else DONE
-
-
-def _finite(value: Any) -> Any:
-    """JSON knows no infinity, which is the time of an engine without room."""
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    return None if value == float("inf") else value
 
 
 def show(answer: Estimate, given: dict[str, Any], of_recipe: dict[str, Any]) -> None:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 CODES = {
     1: "a run failed, also after its retries",
-    2: "refused: something in the command, a study or a recipe has to change",
     3: "--max_hours was reached before all runs were done: the same command continues",
     130: "stopped by Ctrl-C or SIGTERM: the same command continues",
 }

@@ -105,13 +105,13 @@ def _replacing(path: Path):
 
 
 def _line(row: dict[str, Any]) -> str:
-    return json.dumps(_finite(row), ensure_ascii=False, allow_nan=False, default=str) + "\n"
+    return json.dumps(finite(row), ensure_ascii=False, allow_nan=False, default=str) + "\n"
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """The value with null for numbers that JSON lacks."""
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,7 +1,6 @@
 """Evaluates a saved model (a folder, a run's directory, a Hub id, or the miniature): finds it,
 builds it, generates and grades completions, and makes a report."""
 
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.resolving import Resolved, load_recipe, resolve_run
 from trl_ablate.rewards import MathGrader, grader_of
 from trl_ablate.run.checkpoints import check_seal
-from trl_ablate.run.directory import RunDirectory
+from trl_ablate.run.directory import RunDirectory, is_checkpoint
 from trl_ablate.run.folders import where_it_stands
 from trl_ablate.run.identity import provenance
 from trl_ablate.run.masking import Masker, known_secrets
@@ -74,7 +73,7 @@ def find_checkpoint(name: str) -> Checkpoint:
         )
     around = RunDirectory(folder.resolve().parent)
     in_a_run = around.config_file.exists()
-    check_seal(folder, needed=in_a_run and re.fullmatch(r"checkpoint-\d+", folder.name) is not None)
+    check_seal(folder, needed=in_a_run and is_checkpoint(folder))
     return Checkpoint(name, around if in_a_run else None)
 
 
