@@ -1,4 +1,4 @@
-"""Curves from `metrics.jsonl`, in one pass: of a long run only what a picture or verdict needs.
+"""Curves from `metrics.jsonl`: of a long run only what a picture or verdict needs.
 
 A row has some fifty metrics and a reader wants five, so a line of a long run is parsed only if it
 has the metric that decides, or if it is one of some hundreds that are drawn (0.02 s for 10,000
@@ -44,17 +44,17 @@ def read_series(
     """
     points: dict[str, dict[float, tuple[float, float]]] = {}
     start, skipped, latest = None, 0, -math.inf
-    for line, wanted, is_last in _chosen(metrics, decides, with_it, drawn):
+    for line, wanted in _chosen(metrics, decides, with_it, drawn):
         row = _parsed(line)
         step, seconds = (_number(row.get(name)) for name in ("grpo_step", "seconds"))
         if step is None or seconds is None:
-            skipped += not is_last
+            skipped += 1
             continue
-        if step < latest and not is_last:  # a resume went back, and reads other steps again
+        if step < latest:  # a resume went back, and reads other steps again
             for name in drawn:
                 of = points.get(name, {})
                 points[name] = {at: of[at] for at in of if at <= step}
-        latest = latest if is_last else step
+        latest = step
         start = seconds if start is None else start
         for name in wanted:
             if (value := _number(row.get(name))) is not None:
@@ -64,25 +64,19 @@ def read_series(
 
 def _chosen(
     metrics: Path, decides: str, with_it: Collection[str], drawn: Collection[str]
-) -> Iterator[tuple[bytes, Collection[str], bool]]:
-    """The lines to parse, and the metrics that are wanted of each; at the end the last line with
-    `decides`, and the last one without."""
+) -> Iterator[tuple[bytes, list[str]]]:
+    """The lines to parse, in order, and the metrics that are wanted of each."""
     mark = json.dumps(decides, ensure_ascii=False).encode(errors=SURROGATES)  # as it is written
-    seen, last = {False: 0, True: 0}, {False: (0, b""), True: (0, b"")}
     with metrics.open("rb") as file:
-        stride = max(1, metrics.stat().st_size // (POINTS * max(1, len(file.readline()))))
-        file.seek(0)
-        for number, line in enumerate(file):
-            marked = mark in line
-            is_drawn = seen[marked] % stride == 0
-            seen[marked] += 1
-            last[marked] = (number, b"" if is_drawn else line)
-            if (marked or is_drawn) and line.endswith(b"\n"):
-                wanted = (decides, *with_it) if marked else ()
-                yield line, (*wanted, *drawn) if is_drawn else wanted, False
-    for _, line in sorted(last.values()):
-        if line.endswith(b"\n"):
-            yield line, drawn, True
+        lines = [line for line in file if line.endswith(b"\n")]
+    stride = max(1, sum(map(len, lines)) // (POINTS * len(lines[0]))) if lines else 1
+    rows: dict[bool, list[int]] = {True: [], False: []}
+    for place, line in enumerate(lines):
+        rows[mark in line].append(place)
+    pictured = {place for some in rows.values() for place in (*some[::stride], *some[-1:])}
+    for place in sorted({*rows[True], *pictured}):
+        deciding = (decides, *with_it) if mark in lines[place] else ()
+        yield lines[place], [*deciding, *(drawn if place in pictured else ())]
 
 
 def _series(found: Mapping[float, tuple[float, float]]) -> Series:
