@@ -29,7 +29,6 @@ EXAMPLES_SHOWN = 3
     option(
         "--questions", type=at_least(1), default=QUESTIONS, help=f"to grade (default {QUESTIONS})"
     ),
-    stopped="nothing was changed",
     settings="RECIPE [options] [--key value ...]",
     codes={
         0: "the reward tells right answers from wrong ones",

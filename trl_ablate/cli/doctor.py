@@ -25,7 +25,6 @@ DEFAULT_RECIPE = "grpo"
 
 @command(
     PROFILE,
-    stopped="nothing was changed",
     settings="[RECIPE] [options] [--key value ...]",
     codes={0: "the recipe can run here", 1: "it cannot: something is missing"},
 )

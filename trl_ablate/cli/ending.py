@@ -29,8 +29,8 @@ NOISY_WARNINGS = (".?(is_)?gradient_checkpointing.? is deprecated",)
 """About what TRL calls and users cannot change."""
 
 
-def exit_code_of(work: Callable[[], int], *, stopped: str, resumable: bool = False) -> int:
-    """Do the work of a command; its exit code, or that of the error that it raised.
+def exit_code_of(work: Callable[[], int | None], *, stopped: str, resumable: bool = False) -> int:
+    """Do the work of a command; its exit code, `DONE` if it names none, or that of its error.
 
     Args:
         stopped: what to print about the state after Ctrl-C, such as "nothing was written".
@@ -43,7 +43,7 @@ def exit_code_of(work: Callable[[], int], *, stopped: str, resumable: bool = Fal
         warnings.filterwarnings("ignore", message, FutureWarning)
     with outlive_the_reader():
         try:
-            code = work()
+            code = work() or DONE
             sys.stdout.flush()
             return code
         except Terminated:

@@ -19,7 +19,6 @@ from typing import Any
 from rich.table import Table
 
 from trl_ablate.cli import terminal
-from trl_ablate.cli.ending import DONE
 from trl_ablate.cli.imports import to_keep
 from trl_ablate.cli.parsing import check_writable, command, flag, group, option
 from trl_ablate.cli.terminal import console
@@ -65,7 +64,7 @@ SETTINGS = ("dataset", "num_generations_eval", "eval_temperature", "eval_top_p")
     ),
     settings="CHECKPOINT [options] [--key value ...]",
 )  # fmt: skip
-def main(options: argparse.Namespace, words: list[str]) -> int:
+def main(options: argparse.Namespace, words: list[str]) -> None:
     check_output(options)
     for setting in SETTINGS:
         if (given := vars(options)[setting]) is not None:
@@ -84,7 +83,7 @@ def main(options: argparse.Namespace, words: list[str]) -> int:
             terminal.show_recipe(resolved, everything=False)
         found = evaluate(resolved)
     if resolved.config.process_index != 0:
-        return DONE
+        return
     report = describe(options.checkpoint, resolved, found)
     console.print(table(report["sets"], title=f"{checkpoint.model} on {resolved.task.dataset}"))
     if options.output:
@@ -96,7 +95,6 @@ def main(options: argparse.Namespace, words: list[str]) -> int:
         rates = pass_rates(found[MAIN].rows, report["samples"])
         write_jsonl(options.per_question, rates)
         console.print(f"written: {options.per_question}")
-    return DONE
 
 
 def check_output(options: argparse.Namespace) -> None:

@@ -14,7 +14,6 @@ import argparse
 import shutil
 from pathlib import Path
 
-from trl_ablate.cli.ending import DONE
 from trl_ablate.cli.parsing import command, option
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
@@ -26,7 +25,7 @@ from trl_ablate.recipe.places import PACKAGE, SHIPPED
     option("--runs", metavar="FOLDER", type=Path, help="first write the reports of these runs"),
     stopped="the pages were not written",
 )
-def main(options: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> None:
     from trl_ablate.study.questions_list import LIST
 
     chosen = options.list or LIST
@@ -39,7 +38,6 @@ def main(options: argparse.Namespace) -> int:
         write_reports(chosen, options.runs)
     for path in write_pages(chosen, SHIPPED.parent / "README.md" if chosen == LIST else None):
         console.print(str(path))
-    return DONE
 
 
 def write_reports(chosen: Path, runs: Path) -> None:

@@ -53,7 +53,6 @@ def thresholds(options: Namespace) -> GuardArguments:
     option("--picture", type=Path, help="PNG file to draw the curves of one run into"),
     flag("--overwrite", "replace the PNG file"),
     *[option(f"--{name}", default=SUPPRESS, help=SUPPRESS) for name in HINTS],
-    stopped="nothing was changed",
     codes={0: "no rule fired", 1: "a rule fired"},
 )
 def main(options: Namespace) -> int:

@@ -16,7 +16,6 @@ import argparse
 import json
 from pathlib import Path
 
-from trl_ablate.cli.ending import DONE
 from trl_ablate.cli.parsing import at_least, command, flag, option
 from trl_ablate.cli.terminal import console, line, show_document
 
@@ -43,7 +42,7 @@ from trl_ablate.cli.terminal import console, line, show_document
     option("--out", metavar="FOLDER", type=Path, help="write the page and pictures here"),
     flag("--json", "print the numbers as JSON instead"),
 )  # fmt: skip
-def main(options: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> None:
     from trl_ablate.study.report.foreign_runs import metric_of, read_runs
     from trl_ablate.study.report.judged_arms import Rules, judge_runs
     from trl_ablate.study.report.judged_page import judged_document, judged_numbers
@@ -67,4 +66,3 @@ def main(options: argparse.Namespace) -> int:
 
         for path in write_files(document, numbers, options.out):
             console.print(str(path))
-    return DONE

@@ -11,7 +11,6 @@ examples:
 import argparse
 from pathlib import Path
 
-from trl_ablate.cli.ending import DONE
 from trl_ablate.cli.parsing import RUNS, command, flag, option
 from trl_ablate.cli.study_runs import known
 from trl_ablate.cli.terminal import console
@@ -28,7 +27,7 @@ from trl_ablate.cli.terminal import console
     flag("--keep_runs", "keep the finished runs beside the study, as `findings --runs` does"),
     stopped="the page was not written",
 )  # fmt: skip
-def main(options: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> None:
     from trl_ablate.recipe.places import study_path
     from trl_ablate.study.kept_runs import beside, keep
     from trl_ablate.study.report.curves import planned_runs
@@ -42,4 +41,3 @@ def main(options: argparse.Namespace) -> int:
     if options.keep_runs:
         keep(runs, beside(study_path(options.study)))
     console.print(str(options.out))
-    return DONE

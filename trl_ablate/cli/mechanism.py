@@ -14,7 +14,6 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from trl_ablate.cli.ending import DONE
 from trl_ablate.cli.parsing import command, option
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
@@ -25,9 +24,8 @@ from trl_ablate.errors import ConfigurationError
     option(
         "--out", metavar="FILE", type=Path, default=Path("mechanism.png"), help="picture to write"
     ),
-    stopped="the picture was not written",
 )
-def main(options: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> None:
     from trl_ablate.run.directory import RunDirectory
     from trl_ablate.study.report.answer_styles import draw_mechanism
 
@@ -40,7 +38,6 @@ def main(options: argparse.Namespace) -> int:
         rows[title if titles[title] == 1 else str(folder)] = list(directory.metrics())
     options.out.write_bytes(draw_mechanism(rows))
     console.print(str(options.out))
-    return DONE
 
 
 def title_and_folder(given: str) -> tuple[str, Path]:

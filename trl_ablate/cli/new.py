@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from trl_ablate.cli.ending import DONE
 from trl_ablate.cli.parsing import command, flag, option
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
@@ -34,7 +33,7 @@ SEED = 0
     flag("--world", "a world in place of a task"),
     stopped="the folder is not complete",
 )
-def main(options: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> None:
     folder: Path = options.folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"{folder} exists already; give the name of a new folder")
@@ -46,7 +45,6 @@ def main(options: argparse.Namespace) -> int:
         for path in sorted(Path(scratch).iterdir()):  # a full disk leaves no half of a task
             path.rename(folder / path.name)
     console.print(f"written: {folder}; now: trl-ablate check {folder / 'recipe.yaml'}")
-    return DONE
 
 
 def copy(starter: Path, folder: Path) -> None:

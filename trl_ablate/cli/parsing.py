@@ -45,6 +45,8 @@ def at_least(least: int) -> Callable[[str], int]:
 
 Option = Callable[[Any], object]
 """Adds options to a parser or to a group of its options."""
+Work = Callable[..., int | None]
+"""What a command does with its options; its exit code, or None when it is done."""
 
 
 def option(*names: str, **how: Any) -> Option:
@@ -140,7 +142,7 @@ class Command:
         codes: what its exit codes mean, where not what they mean elsewhere.
     """
 
-    run: Callable[..., int]
+    run: Work
     options: Sequence[Option]
     stopped: str = "nothing was written"
     settings: str | None = None
@@ -170,7 +172,7 @@ class Command:
         return (options,)
 
 
-def command(*options: Option, **how: Any) -> Callable[[Callable[..., int]], Command]:
+def command(*options: Option, **how: Any) -> Callable[[Work], Command]:
     return lambda run: Command(run, options, **how)
 
 

@@ -11,7 +11,6 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from trl_ablate.cli.ending import DONE
 from trl_ablate.cli.parsing import command, flag, option
 from trl_ablate.cli.terminal import console, table
 from trl_ablate.run.directory import RunDirectory
@@ -25,13 +24,13 @@ from trl_ablate.run.directory import RunDirectory
     flag("--dry_run", "list the files and upload nothing"),
     stopped="publishing again continues where this stopped",
 )
-def main(options: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> None:
     from trl_ablate.hub import files_of, push_run
 
     run = RunDirectory(options.run_dir)
     if options.dry_run:
         show_files(files_of(run))
-        return DONE
+        return
     url = push_run(
         run,
         repo_id=options.repo_id,
@@ -40,7 +39,6 @@ def main(options: argparse.Namespace) -> int:
         show=show_files,
     )
     console.print(f"published: {url}")
-    return DONE
 
 
 def show_files(files: Mapping[str, int]) -> None:

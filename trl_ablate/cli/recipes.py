@@ -12,7 +12,6 @@ import argparse
 import re
 from pathlib import Path
 
-from trl_ablate.cli.ending import DONE
 from trl_ablate.cli.parsing import command, flag, option
 from trl_ablate.cli.terminal import console
 from trl_ablate.recipe.places import SHIPPED, recipe_path, shipped_studies
@@ -46,21 +45,20 @@ NAME_WIDTH = 29
     flag("--markdown", "tables of what each recipe changes, as Markdown"),
     stopped="the list is not complete",
 )
-def main(options: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> None:
     if options.name is not None:
         path = recipe_path(options.name)
         read_mapping(path, "recipe")
         console.out(path.read_text(encoding="utf-8"), highlight=False, end="")
-        return DONE
+        return
     if options.markdown:
         console.out(tables(), highlight=False, end="")
-        return DONE
+        return
     for family, recipes in by_family().items():
         show(family, {path.stem: header(path.read_text("utf-8"), "Question") for path in recipes})
     studies = {name: read_mapping(path, "study") for name, path in shipped_studies().items()}
     show("studies", {name: study.get("question", "") for name, study in studies.items()})
     console.print("trl-ablate train RECIPE, or trl-ablate study plan STUDY, with a name from above")
-    return DONE
 
 
 def show(title: str, questions: dict[str, str]) -> None:

@@ -13,7 +13,7 @@ examples:
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from trl_ablate.cli import study_runs
 from trl_ablate.cli.ending import DONE
 from trl_ablate.cli.engines import OPTIONS, add_engine, check_engine, engine_module, engines
-from trl_ablate.cli.parsing import RUNS, Option, Parser, at_least, command, flag, option
+from trl_ablate.cli.parsing import RUNS, Option, Parser, Work, at_least, command, flag, option
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import AS_ASKED, PACKAGE, SHIPPED, study_path
@@ -49,7 +49,7 @@ ALL = option(
     help="all studies of a list instead; default: the shipped findings.yaml",
 )  # fmt: skip
 
-COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], int], Sequence[Option], str]] = {}
+COMMANDS: dict[str, tuple[str, Work, Sequence[Option], str]] = {}
 """Name -> its help, its function, its options, and how it takes a study."""
 
 
@@ -63,7 +63,7 @@ def hours(text: str) -> float:
 def subcommand(text: str, *options: Option, study: str = "STUDY"):
     """Makes a function a command of `study`."""
 
-    def declare(run: Callable[[argparse.Namespace], int]):
+    def declare(run: Work) -> Work:
         COMMANDS[run.__name__] = text, run, options, study
         return run
 
@@ -89,7 +89,7 @@ def add_commands(parser: Parser) -> None:
 
 
 @command(add_commands, stopped="the same command continues from here", codes=CODES)
-def main(options: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> int | None:
     return options.command(options)
 
 
@@ -122,11 +122,11 @@ def known_runs(options: argparse.Namespace) -> "StudyRuns":
     ALL,
     study="[STUDY]",
 )
-def plan(options: argparse.Namespace) -> int:
+def plan(options: argparse.Namespace) -> None:
     check_one(options)
     if options.all:
         study_runs.total(options, engines("local", options))
-        return DONE
+        return
     from trl_ablate.study.engines import local
     from trl_ablate.study.expected_hours import probe
     from trl_ablate.study.outline import show_plan
@@ -141,7 +141,6 @@ def plan(options: argparse.Namespace) -> int:
         from trl_ablate.cli.xray import show_for_plan
 
         show_for_plan(study_path(options.study), options.profile, runs.plan, runs.store)
-    return DONE
 
 
 @subcommand(
@@ -166,7 +165,7 @@ def plan(options: argparse.Namespace) -> int:
     add_engine,
     study="[STUDY]",
 )  # fmt: skip
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int | None:
     check_engine(options)
     check_one(options)
     Termination().listen()  # SIGTERM stops the study and its runs as Ctrl-C does; the runs save
@@ -216,7 +215,7 @@ def only_of(options: argparse.Namespace, runs: "StudyRuns") -> list[str] | None:
     return [options.only] if options.only else None
 
 
-def run_on_slurm(options: argparse.Namespace, runs: "StudyRuns", only: list[str] | None) -> int:
+def run_on_slurm(options: argparse.Namespace, runs: "StudyRuns", only: list[str] | None) -> None:
     from trl_ablate.study.engines import slurm
 
     if options.max_hours is not None:
@@ -226,7 +225,7 @@ def run_on_slurm(options: argparse.Namespace, runs: "StudyRuns", only: list[str]
     ids = [run for run in runs.to_start if only is None or run in only]
     if not ids:
         console.print("nothing to do")
-        return DONE
+        return
     study, folder = study_path(options.study).resolve(), runs.store.path.resolve()
     words = [sys.executable, "-m", "trl_ablate", "study", "run", str(study), "--runs", str(folder)]
     words += ["--profile", options.profile] if options.profile else []
@@ -239,15 +238,13 @@ def run_on_slurm(options: argparse.Namespace, runs: "StudyRuns", only: list[str]
         sys.stderr.write("nothing was submitted: add --submit, or pipe this into sbatch\n")
     if runs.plan.tuning or options.until:
         sys.stderr.write("more runs follow from these outcomes: then run this command again\n")
-    return DONE
 
 
 @subcommand("Print the state of every run.")
-def status(options: argparse.Namespace) -> int:
+def status(options: argparse.Namespace) -> None:
     from trl_ablate.study.outline import grid
 
     console.print(grid(known_runs(options)))
-    return DONE
 
 
 def forget_engines(parser: Parser) -> None:
@@ -282,7 +279,7 @@ def fetch(options: argparse.Namespace) -> int:
     ALL,
     study="[STUDY]",
 )
-def restore(options: argparse.Namespace) -> int:
+def restore(options: argparse.Namespace) -> None:
     from trl_ablate.study import kept_runs
 
     check_one(options)
@@ -294,7 +291,6 @@ def restore(options: argparse.Namespace) -> int:
             console.print(f"{runs.plan.study}: {len(restored)} runs restored")
         elif not options.all:
             raise ConfigurationError(f"there is no {file}, so no run is kept of this study")
-    return DONE
 
 
 @subcommand(
@@ -307,7 +303,7 @@ def restore(options: argparse.Namespace) -> int:
     ),
     study="[STUDY]",
 )
-def report(options: argparse.Namespace) -> int:
+def report(options: argparse.Namespace) -> None:
     from trl_ablate.study.report.foreign_runs import read_curves
     from trl_ablate.study.report.making import report_curves, report_study
 
@@ -324,7 +320,6 @@ def report(options: argparse.Namespace) -> int:
         raise ConfigurationError("nothing to report; name a study, or give --curves FILE.csv")
     for path in written:
         console.print(str(path))
-    return DONE
 
 
 @subcommand(
@@ -333,7 +328,7 @@ def report(options: argparse.Namespace) -> int:
     flag("--results", "also remove finished runs"),
     flag("--yes", "remove; without it, only print what would be removed"),
 )
-def clean(options: argparse.Namespace) -> int:
+def clean(options: argparse.Namespace) -> None:
     from trl_ablate.study.cleaning import find_rubbish, remove
 
     runs = known_runs(options)
@@ -344,4 +339,3 @@ def clean(options: argparse.Namespace) -> int:
             console.print(f"{'removed' if gone else 'would remove'} {path}")
     size = sum(rubbish.bytes for rubbish in found) / 2**30
     console.print(f"{size:.2f} GiB" + ("" if options.yes else "; add --yes to remove it"))
-    return DONE

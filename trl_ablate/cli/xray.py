@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trl_ablate.cli.ending import DONE
 from trl_ablate.cli.parsing import at_least, command, leading, option
 from trl_ablate.cli.terminal import line
 
@@ -85,7 +84,7 @@ def saved_runs(result: "Xray", plan: "Plan", store: "RunStore") -> Iterator[str]
     yield f"{saved} of {total} runs to do can be saved"
 
 
-def show_outcomes(options: argparse.Namespace) -> int:
+def show_outcomes(options: argparse.Namespace) -> None:
     from trl_ablate.study.report.xray_outcomes import markdown, read_pairs, scatter
 
     output, pairs = options.output or Path("xray-outcomes"), read_pairs(options.outcomes)
@@ -95,7 +94,6 @@ def show_outcomes(options: argparse.Namespace) -> int:
     (output / "outcomes.png").write_bytes(scatter(pairs))
     line(text)
     line(f"written to {output}: OUTCOMES.md, outcomes.png")
-    return DONE
 
 
 def folder_for(arm: str) -> Path:
@@ -132,7 +130,7 @@ def folder_for(arm: str) -> Path:
     stopped="the same command continues from what is stored",
     settings="ARMS [options] [--key value ...]",
 )  # fmt: skip
-def main(options: argparse.Namespace, words: list[str]) -> int:
+def main(options: argparse.Namespace, words: list[str]) -> None:
     arms = leading(words)
     if options.outcomes:
         if arms or words:
@@ -161,4 +159,3 @@ def main(options: argparse.Namespace, words: list[str]) -> int:
     if PartialState().is_main_process:
         line(result.summary())
         line(f"written to {output}: xray.json, XRAY.md, xray.png")
-    return DONE
