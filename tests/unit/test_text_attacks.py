@@ -198,7 +198,7 @@ def test_a_terminal_shows_texts_as_they_are(tmp_path, monkeypatch, text):
     console = SafeConsole(file=file, force_terminal=True, color_system="truecolor", width=5000)
     monkeypatch.setattr(terminal, "console", console)
     show_run_and_study(console, text, tmp_path)
-    terminal.line(text)
+    console.print(text)
     seen = COLOURS.sub("", file.getvalue())
     assert not UNSAFE.search(seen)
     seen.encode()

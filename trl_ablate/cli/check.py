@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from trl_ablate.cli.ending import DONE, FAILED
 from trl_ablate.cli.parsing import PROFILE, at_least, command, option
-from trl_ablate.cli.terminal import console, line
+from trl_ablate.cli.terminal import console
 from trl_ablate.errors import RewardError
 
 if TYPE_CHECKING:
@@ -51,23 +51,23 @@ def main(options: argparse.Namespace, words: list[str]) -> int:
         show(found)
         problems = found.problems()
     for problem in problems:
-        line(f"problem: {problem}")
+        console.print(f"problem: {problem}")
     return FAILED if problems else DONE
 
 
 def show(found: "Checked") -> None:
     sizes = found.sizes
-    line(f"data: {sizes['train']} questions to train on, {sizes['eval']} to evaluate on")
-    line(f"columns: {', '.join(found.columns)}")
+    console.print(f"data: {sizes['train']} questions to train on, {sizes['eval']} to evaluate on")
+    console.print(f"columns: {', '.join(found.columns)}")
     for some, how in (
         (found.repeated, "occur more than once"),
         (found.shared, "are both trained on and evaluated on"),
     ):
         if some:
-            line(f"{len(some)} questions {how}, first: {some[0]}")
+            console.print(f"{len(some)} questions {how}, first: {some[0]}")
     for number, prompt in enumerate(found.prompts, start=1):
         console.print(f"\nprompt {number}", style="bold")
-        line(prompt)
+        console.print(prompt)
     console.print(f"\nrewards: {', '.join(found.reward_names)}", style="bold")
     tried = {
         "reference answer": found.reference, "wrong answer": found.wrong,
@@ -76,20 +76,22 @@ def show(found: "Checked") -> None:
     for kind, graded in tried.items():
         if graded is not None:
             mean, first = _number(graded.mean), _number(graded.rewards[0])
-            milliseconds = f"{1000 * graded.seconds:.2f} ms a row"
-            line(f"  {kind:<17}{mean:>9} on average, {first:>8} for prompt 1, {milliseconds}")
+            speed = f"{1000 * graded.seconds:.2f} ms a row"
+            console.print(f"  {kind:<17}{mean:>9} on average, {first:>8} for prompt 1, {speed}")
     if found.reference is None:
-        line("  the data have no column `answer`, so that no reference answer could be tried")
+        console.print(
+            "  the data have no column `answer`, so that no reference answer could be tried"
+        )
         return
-    line(f"  written as: {found.reference.completions[0]!r} ({found.format})")
+    console.print(f"  written as: {found.reference.completions[0]!r} ({found.format})")
     short, total = found.short_of_full, len(found.questions)
-    line(
+    console.print(
         f"  {len(short)} of {total} questions ({len(short) / total:.1%}) whose own answer does not "
         f"earn full reward ({_number(found.full)})"
     )
     for index in short[:EXAMPLES_SHOWN]:
         row = found.questions[index]
-        line(
+        console.print(
             f"    {_number(found.reference.rewards[index])} for the answer {row['answer']!r} to "
             f"{str(row.get('question', row['prompt']))[:80]!r}"
         )

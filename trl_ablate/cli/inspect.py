@@ -23,7 +23,7 @@ from pathlib import Path
 
 from trl_ablate.cli.ending import DONE, FAILED
 from trl_ablate.cli.parsing import command, flag, option
-from trl_ablate.cli.terminal import console, line
+from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError, nearest
 from trl_ablate.guard.arguments import GuardArguments
 from trl_ablate.guard.logs import Log, read_logs
@@ -96,13 +96,13 @@ def show(log: Log, found: Replay, beside: Path | None = None) -> Replay:
     for metric in CURVES:
         values = [row[metric] for row in log.rows if row.get(metric) is not None]
         if values:
-            line(
+            console.print(
                 f"  {metric}: first {values[0]:.3g}, last {values[-1]:.3g}, lowest "
                 f"{min(values):.3g}, highest {max(values):.3g}\n  {bars(values)}"
             )
     shown = partial(evidence, path=beside) if beside else lambda alert: ()
     for sentence in verdict(log.rows, found, shown):
-        line(f"  {sentence}")
+        console.print(f"  {sentence}")
     return found
 
 
@@ -131,4 +131,4 @@ def draw(log: Log, found: Replay, file: Path) -> None:
     if picture is None:
         raise ConfigurationError("--picture: the log has no reward to draw; leave the option out")
     file.write_bytes(picture)
-    line(f"  curves: {file}")
+    console.print(f"  curves: {file}")

@@ -17,7 +17,7 @@ import json
 from pathlib import Path
 
 from trl_ablate.cli.parsing import at_least, command, flag, option
-from trl_ablate.cli.terminal import console, line, show_document
+from trl_ablate.cli.terminal import console, show_document
 
 
 @command(
@@ -57,7 +57,7 @@ def main(options: argparse.Namespace) -> None:
     found = judge_runs(runs, metric, options.reference, rules)
     numbers = judged_numbers(found)
     if options.json:
-        line(json.dumps(numbers, indent=2, ensure_ascii=False))
+        console.print(json.dumps(numbers, indent=2, ensure_ascii=False))
     document = judged_document(found, runs, options.files, pictures=options.out is not None)
     if not options.json:
         show_document(document)

@@ -33,12 +33,13 @@ def exit_codes(own: Mapping[int, str]) -> str:
     return "\n".join(["exit codes:", *lines])
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
+def at_least(least: int, kind: type[int] | type[float] = int) -> Callable[[str], float]:
+    def read(text: str) -> float:
         with suppress(ValueError):
-            if int(text) >= least:
-                return int(text)
-        raise argparse.ArgumentTypeError(f"'{text}' is no whole number of at least {least}")
+            if kind(text) >= least:
+                return kind(text)
+        number = "whole number" if kind is int else "number"
+        raise argparse.ArgumentTypeError(f"'{text}' is no {number} of at least {least}")
 
     return read
 

@@ -49,13 +49,13 @@ def main(options: argparse.Namespace) -> None:
     if options.name is not None:
         path = recipe_path(options.name)
         read_mapping(path, "recipe")
-        console.out(path.read_text(encoding="utf-8"), highlight=False, end="")
+        console.print(path.read_text(encoding="utf-8"), end="")
         return
     if options.markdown:
-        console.out(tables(), highlight=False, end="")
+        console.print(tables(), end="")
         return
     for family, recipes in by_family().items():
-        show(family, {path.stem: header(path.read_text("utf-8"), "Question") for path in recipes})
+        show(family, {name: header(text, "Question") for name, text in recipes.items()})
     studies = {name: read_mapping(path, "study") for name, path in shipped_studies().items()}
     show("studies", {name: study.get("question", "") for name, study in studies.items()})
     console.print("trl-ablate train RECIPE, or trl-ablate study plan STUDY, with a name from above")
@@ -65,15 +65,17 @@ def show(title: str, questions: dict[str, str]) -> None:
     """Print one line for each name, however wide the terminal is, so that grep finds all of it."""
     console.print(title, style="bold")
     for name, question in questions.items():
-        console.out(f"  {name:<{NAME_WIDTH}}{question}", highlight=False)
+        console.print(f"  {name:<{NAME_WIDTH}}{question}")
     console.print()
 
 
-def by_family() -> dict[str, list[Path]]:
-    families: dict[str, list[Path]] = {family: [] for family in (*FAMILIES, OTHER)}
+def by_family() -> dict[str, dict[str, str]]:
+    """Family -> name -> text of each shipped recipe."""
+    families: dict[str, dict[str, str]] = {family: {} for family in (*FAMILIES, OTHER)}
     for path in sorted(SHIPPED.glob("*.yaml"), key=_in_numbers):
-        family = header(path.read_text(encoding="utf-8"), "Family")
-        families[family if family in FAMILIES else OTHER].append(path)
+        text = path.read_text(encoding="utf-8")
+        family = header(text, "Family")
+        families[family if family in FAMILIES else OTHER][path.stem] = text
     return {family: recipes for family, recipes in families.items() if recipes}
 
 
@@ -81,8 +83,7 @@ def tables() -> str:
     parts = []
     for family, recipes in by_family().items():
         note = f" ({FAMILIES[family]})" if FAMILIES.get(family) else ""
-        texts = {path.stem: path.read_text(encoding="utf-8") for path in recipes}
-        rows = [f"| `{name}` | {header(text, 'Changes')} |" for name, text in texts.items()]
+        rows = [f"| `{name}` | {header(text, 'Changes')} |" for name, text in recipes.items()]
         title = f"**{family[:1].upper()}{family[1:]}**{note}"
         parts.append("\n".join([title, "", "| recipe | what it changes |", "|---|---|", *rows]))
     return "\n\n".join(parts) + "\n"

@@ -14,7 +14,6 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,13 +50,6 @@ ALL = option(
 
 COMMANDS: dict[str, tuple[str, Work, Sequence[Option], str]] = {}
 """Name -> its help, its function, its options, and how it takes a study."""
-
-
-def hours(text: str) -> float:
-    with suppress(ValueError):
-        if float(text) >= 0:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"'{text}' is no number of at least 0")
 
 
 def subcommand(text: str, *options: Option, study: str = "STUDY"):
@@ -151,7 +143,7 @@ def plan(options: argparse.Namespace) -> None:
         help="how often a failed run is tried again; default: 1",
     ),
     option(
-        "--max_hours", metavar="HOURS", type=hours,
+        "--max_hours", metavar="HOURS", type=at_least(0, float),
         help="save and stop after this time; wall-clock hours",
     ),
     option(
@@ -234,7 +226,7 @@ def run_on_slurm(options: argparse.Namespace, runs: "StudyRuns", only: list[str]
     if options.submit:
         console.print(f"submitted {len(ids)} runs as job {slurm.submit(script)}")
     else:
-        console.out(script, highlight=False, end="")
+        console.print(script, end="")
         sys.stderr.write("nothing was submitted: add --submit, or pipe this into sbatch\n")
     if runs.plan.tuning or options.until:
         sys.stderr.write("more runs follow from these outcomes: then run this command again\n")

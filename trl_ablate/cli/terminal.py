@@ -25,11 +25,6 @@ WIDE = 1000
 console = SafeConsole(soft_wrap=True)
 
 
-def line(text: str) -> None:
-    """Print as it is, without colours for numbers and paths."""
-    console.out(text, highlight=False)
-
-
 @contextmanager
 def outlive_the_reader() -> Iterator[None]:
     """Drop output whose reader has closed it, as in `… | head -1`, instead of raising an error."""
@@ -128,7 +123,7 @@ def show_document(document: Document) -> None:
         for block in shown:
             if isinstance(block, Items):
                 for item in block.items:
-                    line(f"  {item}")
+                    console.print(f"  {item}")
                 continue
             grid = Table(box=None, padding=(0, 2, 0, 0))
             for position, name in enumerate(block.header):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trl_ablate.cli.parsing import at_least, command, leading, option
-from trl_ablate.cli.terminal import line
+from trl_ablate.cli.terminal import console
 
 if TYPE_CHECKING:
     from trl_ablate.study.planned import Plan
@@ -36,9 +36,9 @@ def show_for_plan(study: Path, profile: str | None, planned: "Plan", store: "Run
     from trl_ablate.xray import xray
 
     output = xray_folder(store, planned.study)
-    result = xray(study, profile=profile, output=output, say=line)
+    result = xray(study, profile=profile, output=output, say=console.print)
     for text in (result.summary(), *saved_runs(result, planned, store), f"written to {output}"):
-        line(text)
+        console.print(text)
 
 
 def saved_runs(result: "Xray", plan: "Plan", store: "RunStore") -> Iterator[str]:
@@ -92,8 +92,8 @@ def show_outcomes(options: argparse.Namespace) -> None:
     output.mkdir(parents=True, exist_ok=True)
     (output / "OUTCOMES.md").write_text(text, encoding="utf-8")
     (output / "outcomes.png").write_bytes(scatter(pairs))
-    line(text)
-    line(f"written to {output}: OUTCOMES.md, outcomes.png")
+    console.print(text)
+    console.print(f"written to {output}: OUTCOMES.md, outcomes.png")
 
 
 def folder_for(arm: str) -> Path:
@@ -154,8 +154,8 @@ def main(options: argparse.Namespace, words: list[str]) -> None:
         seed=options.xray_seed,
         output=output,
         rollouts=options.rollouts,
-        say=line,
+        say=console.print,
     )
     if PartialState().is_main_process:
-        line(result.summary())
-        line(f"written to {output}: xray.json, XRAY.md, xray.png")
+        console.print(result.summary())
+        console.print(f"written to {output}: xray.json, XRAY.md, xray.png")

@@ -3,12 +3,9 @@
 No error in an integration can end a run. If one raises an error, a warning gives the reason once
 and the integration is removed from `report_to`, which all code that writes to a dashboard checks
 first. The run's own files hold everything that a dashboard shows.
-
-trackio merges two runs of the same name, so each name is used once, and again only to resume.
 """
 
 import logging
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
@@ -27,10 +24,6 @@ logger = logging.getLogger(__name__)
 TRACKIO = "trackio"
 STEP = "train/global_step"
 """The key that rows are joined on: trackio's own step counts the calls."""
-
-
-def new_run_name(wanted: str) -> str:
-    return f"{wanted}-{uuid.uuid4().hex[:6]}"
 
 
 def to_trackio(args: TrainingArguments, send: Callable[..., None], *given: Any) -> None:

@@ -7,6 +7,7 @@ overwritten before the new start has a trainer.
 import copy
 import dataclasses
 import hashlib
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ from trl_ablate.run.untrusted import on_one_line
 from trl_ablate.trainer.ablation import AblationTrainer
 from trl_ablate.training import callbacks
 from trl_ablate.training.building import build_trainer
-from trl_ablate.training.dashboard import export_static, new_run_name
+from trl_ablate.training.dashboard import export_static
 from trl_ablate.training.guard_callback import GuardCallback
 from trl_ablate.training.machine import check_device
 
@@ -136,9 +137,11 @@ def for_training(start: Start, checkpoint: Path | None) -> Resolved:
     config.hub_private_repo = config.hub_private_repo is not False
     evaluates = config.eval_strategy != "no"  # else there is no set to evaluate
     config.eval_on_start = evaluates and config.eval_on_start and checkpoint is None
-    directory = start.directory  # in trackio a new name, or after a resume the same as before
+    directory = start.directory
+    # trackio merges runs of the same name: a new one, or after a resume the same as before
     before = directory.record().get("run_name") if start.mode == "resume" else None
-    config.run_name = before or new_run_name(config.run_name or directory.path.name)
+    wanted = config.run_name or directory.path.name
+    config.run_name = before or f"{wanted}-{uuid.uuid4().hex[:6]}"
     return dataclasses.replace(start.resolved, config=config)
 
 
