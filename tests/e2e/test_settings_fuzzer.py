@@ -144,10 +144,3 @@ def test_a_setting_resolves_or_is_refused_in_one_sentence(world):
             assert str(error).isprintable() and len(str(error)) < 2000, (name, value)
             outcomes["refused"] += 1
     assert min(outcomes["resolved"], outcomes["refused"]) > 30
-
-
-KNOWN = [("seed", -1), ("temperature", 0.0), ("grpo_steps", -1), ("optim", "galore_adamw")]
-
-
-def test_settings_that_once_raised_under_way(world):
-    assert [trained(world, name, value) for name, value in KNOWN] == ["refused"] * len(KNOWN)

@@ -43,11 +43,10 @@ def test_every_error_has_its_code_and_an_unknown_one_its_traceback(capsys, error
 
 
 def test_training_is_told_how_to_continue(capsys):
-    code, said = ending(capsys, Terminated(), resumable=True)
-    assert code == 75 and "--resume" in said
-    full = OSError(errno.ENOSPC, "No space left on device", "runs/a/metrics.jsonl")
-    code, said = ending(capsys, full, resumable=True)
-    assert code == 1 and "--resume" in said and "(runs/a/metrics.jsonl)" in said
+    full = OSError(errno.ENOSPC, "No space left on device", "a/metrics.jsonl")
+    for error, expected, words in ((Terminated(), 75, "SIGTERM"), (full, 1, "(a/metrics.jsonl)")):
+        code, said = ending(capsys, error, resumable=True)
+        assert code == expected and words in said and "--resume" in said
 
 
 @pytest.mark.parametrize(

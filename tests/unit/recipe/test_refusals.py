@@ -76,6 +76,8 @@ REFUSED = [
     ({"beta": inf}, "beta is inf; it has to be a finite number"),
     ({"reward_weights": [1.0, nan]}, "it has to be a finite number"),
     ({"seed": 2**32}, "seed is 4294967296; it has to be at least 0 and at most 4294967295"),
+    ({"seed": -1}, "seed is -1; it has to be at least 0"),
+    ({"grpo_steps": -1}, "grpo_steps is -1; it has to be 1 or more"),
     ({"temperature": 0.0}, "temperature is 0.0; it has to be more than 0"),
     ({"learning_rate": 1e308}, "learning_rate 1e+308 times learning_rate_scale 20.0 is"),
     ({"learning_rate_scale": 0.0}, "has to be more than 0"),
