@@ -106,12 +106,12 @@ def check_output(options: argparse.Namespace) -> None:
 
 def table(sets: Mapping[str, Mapping[str, Any]], title: str) -> Table:
     """The means of every set, also those of the groups of `eval_by`, such as reward/level=3."""
-    metrics = [metric for one in sets.values() for metric in one["standard_errors"]]
-    named = [metric for one in sets.values() for metric in one["metrics"]]
-    metrics += [metric for metric in named if metric.startswith("reward/")]
-    rows = {metric: tuple(shown(one, metric) for one in sets.values()) for metric in metrics}
+    errors = [metric for one in sets.values() for metric in one["standard_errors"]]
+    means = [metric for one in sets.values() for metric in one["metrics"]]
+    metrics = dict.fromkeys([*errors, *(name for name in means if name.startswith("reward/"))])
+    rows = [(metric, *(shown(one, metric) for one in sets.values())) for metric in metrics]
     header = ["", *(f"{name}\n{one['questions']} questions" for name, one in sets.items())]
-    return terminal.table(title, rows, header, numbers=True)
+    return terminal.table(title, rows, header, numbers_from=1)
 
 
 def shown(one: Mapping[str, Any], metric: str) -> str:

@@ -89,7 +89,7 @@ def show(answer: Estimate, given: dict[str, Any], of_recipe: dict[str, Any]) -> 
     for title, parts in (("training", answer.bytes_training), ("rollout", answer.bytes_rollout)):
         rows = {part: f"{size / GIB:.1f}" for part, size in parts.items() if size}
         rows["together"] = f"{sum(parts.values()) / GIB:.1f}"
-        console.print(table(f"GiB on a card, {title}", rows, numbers=True))
+        console.print(table(f"GiB on a card, {title}", rows.items(), numbers_from=1))
     if answer.by_vllm:
         console.print(f"KV cache of the engine: {max(0, answer.cache_tokens):.0f} tokens\n")
     if answer.problems:
@@ -111,7 +111,7 @@ def _show_times(answer: Estimate) -> None:
     }
     parts["together"] = f"{answer.step:.1f}"
     console.print("fits")
-    console.print(table("seconds of a step", parts, numbers=True))
+    console.print(table("seconds of a step", parts.items(), numbers_from=1))
     setup = answer.setup
     console.print(
         f"a run of {setup.steps} steps and {setup.evaluations} evaluations of "
@@ -120,11 +120,11 @@ def _show_times(answer: Estimate) -> None:
 
 
 def _show_assumptions(answer: Estimate, given: dict[str, Any], of_recipe: dict[str, Any]) -> None:
-    rows = {}
+    rows = []
     for name, each in OPTIONS.items():
         origin = "given" if name in given else "recipe" if name in of_recipe else "default"
         value = word(getattr(answer.setup, name))
-        rows[f"--{name}"] = (value, origin, each.metadata["meaning"])
+        rows.append((f"--{name}", value, origin, each.metadata["meaning"]))
     header = ("option", "value", "from", "meaning")
     console.print(table("assumptions; each is an option", rows, header))
     gpu = answer.gpu

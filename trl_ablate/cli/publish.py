@@ -42,7 +42,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 def show_files(files: Mapping[str, int]) -> None:
-    rows = {
-        path: f"{size:,} bytes" if size else "made from the run" for path, size in files.items()
-    }
+    rows = [
+        (path, f"{size:,} bytes" if size else "made from the run") for path, size in files.items()
+    ]
     console.print(table(f"{len(files)} files to publish", rows))

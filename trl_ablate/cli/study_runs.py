@@ -191,17 +191,18 @@ def total(options: argparse.Namespace, engine_of: EngineOf) -> list["StudyRuns"]
     studies = [known(file, options.runs) for file in files_of(options.all)]
     slots = [engine_of(runs.plan).slots for runs in studies]
     shares, whole = total_of(studies)
-    rows = {
-        share.study: (
+    rows = [
+        (
+            share.study,
             _between(*share.runs),
             _between(len(share.best.runs), len(share.worst.runs)),
             str(len(share.worst.done)),
             _hours(share),
         )
         for share in shares
-    }
+    ]
     header = ("study", "runs", "new", "done", "process-hours")
-    console.print(table("", rows, header, numbers=True))
+    console.print(table("", rows, header, numbers_from=1))
     console.print(
         f"{_between(*whole.runs)} different runs, {len(whole.worst.done)} done; "
         f"{_hours(whole)} process-hours, {_hours(whole, slots)} hours with "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -75,16 +75,16 @@ def show_recipe(resolved: Resolved, everything: bool) -> None:
     if not everything:
         return
     layers, settings = resolved.layers, sorted(resolved.settings.items())
-    shown = {key: (layers.get(key, "derived"), str(value)) for key, value in settings}
+    shown = [(key, layers.get(key, "derived"), str(value)) for key, value in settings]
     console.print(table("settings", shown))
-    declared = {key: f"{old} -> {new}" for key, (old, new) in resolved.changes.items()}
-    console.print(table("declared changes from the base", declared or {"none": ""}))
-    console.print(table("inert knobs", resolved.inert or {"none": ""}))
+    declared = [(key, f"{old} -> {new}") for key, (old, new) in resolved.changes.items()]
+    console.print(table("declared changes from the base", declared or [("none", "")]))
+    console.print(table("inert knobs", resolved.inert.items() or [("none", "")]))
 
 
 def show_findings(findings: list[Finding]) -> int:
     """Print every finding, then what fixes each one that stops a run; the number of those."""
-    rows = {each.what: each.found + " (not needed)" * (not each.needed) for each in findings}
+    rows = [(each.what, each.found + " (not needed)" * (not each.needed)) for each in findings]
     console.print(table("here", rows))
     missing = [finding for finding in findings if finding.stops]
     for finding in missing:
@@ -109,7 +109,7 @@ def show_end(directory: RunDirectory) -> None:
     if directory.checkpoint_last.exists():
         rows["model"] = str(directory.checkpoint_last)
     rows |= {"metrics": str(directory.metrics_file), "dashboard": "trackio show"}
-    console.print(table("done", rows))
+    console.print(table("done", rows.items()))
 
 
 def show_document(document: Document) -> None:
@@ -124,32 +124,28 @@ def show_document(document: Document) -> None:
             if isinstance(block, Items):
                 for item in block.items:
                     console.print(f"  {item}")
-                continue
-            grid = Table(box=None, padding=(0, 2, 0, 0))
-            for position, name in enumerate(block.header):
-                right = position >= block.numbers_from
-                grid.add_column(name, justify="right" if right else "left", no_wrap=True)
-            for row in block.rows:
-                grid.add_row(*row)
-            SafeConsole(soft_wrap=True, width=WIDE).print(grid)
+            else:
+                grid = table("", block.rows, block.header, numbers_from=block.numbers_from)
+                SafeConsole(soft_wrap=True, width=WIDE).print(grid)
 
 
 def table(
     title: str,
-    rows: Mapping[str, str | tuple[str, ...]],
+    rows: Iterable[Sequence[str]],
     header: Sequence[str] = (),
     *,
-    numbers: bool = False,
+    numbers_from: int = WIDE,
 ) -> Table:
-    """Rows of a name and one value or several, with a header or without; numbers are on the right
-    of their column."""
+    """Rows of cells, with a header or without. Columns from `numbers_from` on are numbers, which
+    are on the right of their column."""
     made = Table(
         title=title, title_justify="left", show_header=bool(header), box=None, padding=(0, 2, 0, 0)
     )
-    lines = [(key, *([value] if isinstance(value, str) else value)) for key, value in rows.items()]
-    width = max(map(len, [header, *lines]))
+    rows = [*rows]
+    width = max(map(len, [header, *rows]))
     for place, name in enumerate([*header, *[""] * width][:width]):
-        made.add_column(name, overflow="fold", justify="right" if numbers and place else "left")
-    for cells in lines:
+        right = place >= numbers_from
+        made.add_column(name, overflow="fold", justify="right" if right else "left")
+    for cells in rows:
         made.add_row(*map(Text, cells))
     return made

@@ -21,7 +21,7 @@ def shown_bench() -> None:
 
 
 def shown_long_value() -> None:
-    terminal.console.print(terminal.table("done", {"run": ("layer", "runs/" + "a" * 90)}))
+    terminal.console.print(terminal.table("done", [("run", "layer", "runs/" + "a" * 90)]))
 
 
 @pytest.mark.parametrize(
