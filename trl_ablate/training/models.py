@@ -20,6 +20,7 @@ from transformers import (
 )
 from transformers.integrations import deepspeed
 from transformers.utils import logging
+from transformers.utils.chat_template_utils import render_jinja_template
 from trl import get_peft_config
 
 from trl_ablate import miniature
@@ -96,11 +97,10 @@ def read_calls(tokenizer: PreTrainedTokenizerBase) -> None:
 
 def _chat_template(file: str) -> str:
     from jinja2 import TemplateSyntaxError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     try:
         text = Path(file).read_text(encoding="utf-8-sig")
-        ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
+        render_jinja_template([], chat_template=text)  # compiles it, as its first use will
     except FileNotFoundError:
         raise ConfigurationError(
             f"there is no chat template {file}; create it, or correct the path, which is relative "

@@ -138,7 +138,8 @@ def test_a_chat_template_replaces_the_tokenizers(tiny_model, tmp_path):
         return load_tokenizer(tiny_model, recipe(chat_template=str(file)))
 
     file = tmp_path / "chat.jinja"
-    file.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+    content = "{% generation %}{{ m.content }}{% endgeneration %}"  # a tag of transformers
+    file.write_text(f"{{% for m in messages %}}<{{{{ m.role }}}}>{content}{{% endfor %}}")
     question = [{"role": "user", "content": "1+1?"}]
     assert tokenizer(file).apply_chat_template(question, tokenize=False) == "<user>1+1?"
     file.write_text("{% for %}")
