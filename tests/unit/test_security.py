@@ -33,10 +33,12 @@ def test_no_recipe_trusts_remote_code():
     assert not [file for file in files if "trust_remote_code" in file.read_text("utf-8")]
 
 
-@pytest.mark.parametrize("group", [None, "model_init_kwargs"])
-def test_trusting_remote_code_is_said_aloud(group):
-    on = {"trust_remote_code": True}
-    (said,) = resolve(**({group: on} if group else on)).warnings
+TRUST = {"trust_remote_code": True}
+
+
+@pytest.mark.parametrize("loading", [TRUST, json.dumps(TRUST), None])
+def test_trusting_remote_code_is_said_aloud(loading):
+    (said,) = resolve(**({"model_init_kwargs": loading} if loading else TRUST)).warnings
     assert "trust_remote_code is on: code from the model's repository runs on this machine" in said
 
 

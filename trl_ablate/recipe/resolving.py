@@ -265,7 +265,7 @@ def _resolve(
                 f"{key} is '{brief(name)}', but it becomes part of a folder's name; give a name "
                 "without slashes, and use --output_dir to choose the folder"
             )
-    warnings = template_warnings(task, arguments) + trust_warnings(arguments)
+    warnings = template_warnings(task, arguments)
     arguments.setdefault("stop", task.stop)
     arguments.setdefault("evaluation", AblationConfig.evaluation)
     arguments.setdefault("output_dir", f"runs/{settings['arm']}-seed{settings.get('seed', 42)}")
@@ -301,7 +301,7 @@ def _resolve(
         guard=GuardArguments(**groups[GuardArguments]),
         changes=changes,
         inert=inert_knobs(config, task, model, settings),
-        warnings=warnings + precision_warnings(config, model),
+        warnings=warnings + trust_warnings(config) + precision_warnings(config, model),
         settings={**settings, **built},
         layers=layers,
         files=files,

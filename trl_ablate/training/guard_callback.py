@@ -157,10 +157,10 @@ class GuardCallback(TrainerCallback):
         )
         to_trackio(args, send_alert, alert)
 
-    def _write(self, write: Callable[..., Any], *given: Any, **named: Any) -> None:
+    def _write(self, write: Callable[..., Any], *given: Any) -> None:
         """Write to a file; without one, a trainer that does not need the files goes on."""
         try:
-            write(*given, **named)
+            write(*given)
         except OSError as error:
             if self._is_own:
                 raise
