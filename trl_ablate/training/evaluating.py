@@ -142,7 +142,7 @@ def describe(name: str, resolved, found: Mapping[str, Any]) -> dict[str, Any]:
         **provenance(),
         "resolved": resolved.to_dict(),
     }
-    return Masker(known_secrets([], sys.argv, config.hub_token)).value(report)
+    return Masker(known_secrets([resolved.settings], sys.argv, config.hub_token)).value(report)
 
 
 def _or(value, other):

@@ -11,7 +11,13 @@ from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.rewards import MathGrader
 from trl_ablate.run.checkpoints import seal
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.training.evaluating import Checkpoint, build_evaluator, find_checkpoint, to_evaluate
+from trl_ablate.training.evaluating import (
+    Checkpoint,
+    build_evaluator,
+    describe,
+    find_checkpoint,
+    to_evaluate,
+)
 from trl_ablate.training.models import checked_tokenizer
 
 
@@ -90,6 +96,12 @@ def test_of_the_tokens_of_a_run_code_gets_none_and_other_settings_null(run):
         evaluated(run)
     resolved = evaluated(run, "--reward_funcs", "answer")
     assert resolved.config.model_init_kwargs == {"token": None}
+
+
+def test_no_report_of_an_evaluation_holds_a_token_of_its_settings(run, monkeypatch):
+    words = ["--model_init_kwargs", '{"token": "of-the-hub"}']
+    monkeypatch.setattr("sys.argv", ["trl-ablate", *words])
+    assert "of-the-hub" not in str(describe("somewhere", evaluated(run, *words), {}))
 
 
 def test_a_recipe_wins_over_the_run_and_a_profile_needs_one(run):
