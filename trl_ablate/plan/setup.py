@@ -138,8 +138,8 @@ TASKS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """What is known of the texts of a dataset; measured with the base of the profile `smollm2`."""
 
-OPTIMIZERS = {"adamw_bnb_8bit": "adamw_8bit", "paged_adamw_8bit": "adamw_8bit"}
-"""Those that differ from AdamW with states of 32 bits."""
+OPTIMIZERS_OF_8_BITS = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")
+"""Of bitsandbytes; the states of all others count as AdamW's of 32 bits."""
 
 
 def from_recipe(settings: Mapping[str, Any], profile: str) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def from_recipe(settings: Mapping[str, Any], profile: str) -> dict[str, Any]:
     if given.get("dtype") in ("float32", "bfloat16"):
         found["weights"] = given["dtype"]
     if "optim" in given:
-        found["optimizer"] = OPTIMIZERS.get(given["optim"], "adamw")
+        found["optimizer"] = "adamw_8bit" if given["optim"] in OPTIMIZERS_OF_8_BITS else "adamw"
     for bits in ("8bit", "4bit"):
         if given.get(f"load_in_{bits}"):
             found["quantized"] = bits

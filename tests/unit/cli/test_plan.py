@@ -86,6 +86,8 @@ def evaluated(every: float) -> dict:
     ({"max_completion_length": 8, "dataset": "miniature/words"}, {"mean_length": 8}),
     ({"eval_size": 100, "num_generations_eval": 8}, {"eval_questions": 800}),
     ({"generation_batch_size": 256, "optimizer_batch_size": 512}, {"optimizer_steps": 1}),
+    ({"optim": "adamw_8bit"}, {"optimizer": "adamw_8bit"}),
+    ({"optim": "adamw_torch_fused"}, {"optimizer": "adamw"}),
     ({"beta": 0.04}, {"reference": True, "extra_forwards": 1}),
     ({"beta": 0.04, "use_peft": True, "lora_r": 8}, {"reference": False, "extra_forwards": 1}),
     ({"generation_batch_size": 8, "optimizer_batch_size": 4},
