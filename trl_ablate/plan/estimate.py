@@ -311,7 +311,7 @@ class Estimate:
         helpful = [
             change
             for change in tried
-            if (changed := replace(setup, **change)) != setup and not _estimate(changed).problems
+            if (changed := replace(setup, **change)) != setup and not plan(changed).problems
         ]
         return [" ".join(f"--{key} {word(one)}" for key, one in each.items()) for each in helpful]
 
@@ -338,10 +338,6 @@ class Estimate:
 def plan(setup: Setup) -> Estimate:
     """The answer to one question; raises a `ConfigurationError` for values that cannot be."""
     check(setup)
-    return _estimate(setup)
-
-
-def _estimate(setup: Setup) -> Estimate:
     return Estimate(setup, shape_of(setup.model), GPUS[setup.gpu])
 
 
