@@ -4,13 +4,12 @@ parts for a GPU at toy size on a CPU, and in full on a GPU.
 
 import os
 import subprocess
-import sys
 
 import pytest
 import torch
 
 from tests.conftest import REPOSITORY
-from tests.support.commands import loud
+from tests.support.commands import script
 from trl_ablate.bench.gpu.parts import PARTS
 from trl_ablate.run.json_files import read_object
 
@@ -22,13 +21,10 @@ QUIET = ("train", "reward")
 
 def written(tmp_path, *words) -> tuple[dict, subprocess.CompletedProcess]:
     """The JSON that a mode writes, and how it ended; on every core, as in a user's shell."""
-    output = tmp_path / "bench.json"
-    cores = {"OMP_NUM_THREADS": str(os.cpu_count()), "VLLM_NO_USAGE_STATS": "1"}
+    output, cores = tmp_path / "bench.json", str(os.cpu_count())
     before = os.listdir(REPOSITORY)
-    done = subprocess.run(
-        [sys.executable, "scripts/bench.py", *map(str, words), "--output", str(output)],
-        cwd=REPOSITORY, env=loud(os.environ) | cores, capture_output=True, text=True, timeout=1800,
-    )  # fmt: skip
+    words = ("bench", *words, "--output", output)
+    done = script(*words, OMP_NUM_THREADS=cores, VLLM_NO_USAGE_STATS="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert os.listdir(REPOSITORY) == before  # no folder of a trainer that saves nothing
     return read_object(output), done

@@ -1,16 +1,12 @@
 """Publishing over HTTP: the real client against a Hub on localhost."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
-from tests.support.commands import loud
+from tests.support.commands import script
 from tests.support.finished_run import drawn_once, finished_run
 from tests.support.folders import contents
 from tests.support.hub_endpoint import Fault, HubEndpoint
@@ -84,11 +80,9 @@ def load(place: str | Path, cache: Path, folder: str = "") -> tuple[bytes, list[
 def test_published_models_load_bit_for_bit_and_publishing_again_sends_nothing(hub, run, tmp_path):
     give_models(run, tmp_path / "tiny")
     before = contents(run.path)
-    there = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0",
-             "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "scripts/publish.py", str(run.path)],
-        cwd=REPOSITORY, env=loud({**os.environ, **there}), capture_output=True, text=True,
+    done = script(
+        "publish", run.path, HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path / "home"),
+        HF_HUB_OFFLINE="0", HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_PROGRESS_BARS="1",
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert f"published: {hub.url}/{REPO}" in done.stdout
@@ -165,9 +159,9 @@ def test_a_model_file_with_a_token_is_refused_before_anything_is_sent(hub, run):
 @pytest.mark.slow
 def test_only_what_changed_is_sent_and_what_went_is_removed(hub, run):
     push_run(run)
-    published, notes = hub.repositories[REPO], hub.keep_blob(b"notes")
+    published, notes = hub.repositories[REPO], hub.keep(b"notes")
     names = ("NOTES.md", "notes/run.json", "alerts.jsonl", "chat_template.json")
-    mine = {**dict.fromkeys(names, notes), "model-2.safetensors": hub.keep_large(b"old")}
+    mine = {**dict.fromkeys(names, notes), "model-2.safetensors": hub.keep(b"old", large=True)}
     published.commit("main", published.commits[published.branches["main"]] | mine)
     hub.requests.clear()
     shutil.rmtree(run.path / "rollouts")

@@ -1,11 +1,19 @@
 """Commands in interpreters of their own, as a user starts them."""
 
-from collections.abc import Mapping
+import os
+import subprocess
+import sys
 
-QUIET = ("TRANSFORMERS_VERBOSITY",)
-"""Variables of the tests with which libraries print less than in a user's shell."""
+from tests.conftest import REPOSITORY
+
+QUIET = "TRANSFORMERS_VERBOSITY"
+"""A variable of the tests with which libraries print less than in a user's shell."""
 
 
-def loud(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without them."""
-    return {name: value for name, value in environment.items() if name not in QUIET}
+def script(name: str, *words: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """How `python scripts/NAME.py WORDS` ended, with these variables."""
+    environment = {key: value for key, value in os.environ.items() if key != QUIET}
+    return subprocess.run(
+        [sys.executable, f"scripts/{name}.py", *map(str, words)],
+        cwd=REPOSITORY, env=environment | variables, capture_output=True, text=True, timeout=1800,
+    )  # fmt: skip

@@ -45,8 +45,7 @@ class Repository:
     branches: dict[str, str] = field(default_factory=dict)
 
     def commit(self, branch: str, tree: dict[str, str]) -> str:
-        identity = json.dumps([len(self.commits), branch, tree], sort_keys=True)
-        oid = hashlib.sha1(identity.encode()).hexdigest()
+        oid = f"{len(self.commits):040x}"
         self.commits[oid] = tree
         self.branches[branch] = oid
         return oid
@@ -55,8 +54,8 @@ class Repository:
 class HubEndpoint:
     """`with HubEndpoint(tokens={"hf_...": "owner"}) as hub:` serves at `hub.url`."""
 
-    def __init__(self, tokens: dict[str, str], read_only: tuple[str, ...] = ()):
-        self.tokens, self.read_only = tokens, read_only
+    def __init__(self, tokens: dict[str, str]):
+        self.tokens = tokens
         self.repositories: dict[str, Repository] = {}
         self.objects: dict[str, bytes] = {}
         """Content by SHA-256 (large files) or git's SHA-1 (others)."""
@@ -99,15 +98,11 @@ class HubEndpoint:
 
     def create(self, repo_id: str, private: bool, card: dict | None = None) -> None:
         repository = self.repositories[repo_id] = Repository(private, card or {})
-        repository.commit("main", {".gitattributes": self.keep_blob(b"*.png filter=lfs\n")})
+        repository.commit("main", {".gitattributes": self.keep(b"*.png filter=lfs\n")})
 
-    def keep_blob(self, content: bytes) -> str:
-        oid = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-        self.objects[oid] = content
-        return oid
-
-    def keep_large(self, content: bytes) -> str:
-        oid = hashlib.sha256(content).hexdigest()
+    def keep(self, content: bytes, *, large: bool = False) -> str:
+        blob = hashlib.sha1(b"blob %d\0" % len(content) + content)
+        oid = (hashlib.sha256(content) if large else blob).hexdigest()
         self.objects[oid] = content
         return oid
 
@@ -174,14 +169,11 @@ class _Handler(BaseHTTPRequestHandler):
                 return answer if isinstance(answer, tuple) else (200, answer, {})
         raise Refusal(404, f"no such route: {line}", "EntryNotFound")
 
-    @property
-    def token(self) -> str:
-        return self.headers.get("Authorization", "").removeprefix("Bearer ")
-
     def user(self) -> str | None:
-        if self.token and self.token not in self.hub.tokens:
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if token and token not in self.hub.tokens:
             raise Refusal(401, "Invalid credentials in Authorization header")
-        return self.hub.tokens.get(self.token)
+        return self.hub.tokens.get(token)
 
     def readable(self, repo: str) -> Repository:
         repository, user = self.hub.repositories.get(repo), self.user()
@@ -197,7 +189,7 @@ class _Handler(BaseHTTPRequestHandler):
     def writable(self, place: str) -> None:
         """`place`: an owner, or a repository of one."""
         owner = place.split("/")[0]
-        if self.known() != owner or self.token in self.hub.read_only:
+        if self.known() != owner:
             raise Refusal(403, f"You don't have the rights to write under {owner}")
 
     def tree(self, repo: str, revision: str) -> tuple[str, dict[str, str]]:
@@ -271,12 +263,11 @@ def _preupload(request: _Handler, repo: str, revision: str):
     _, tree = request.tree(repo, revision)
     files = json.loads(request.body)["files"]
     request.hub.received += [base64.b64decode(file["sample"]) for file in files]
-    answers = []
-    for path in (file["path"] for file in files):
-        mode = "lfs" if path.endswith(LARGE) else "regular"
-        answers.append(
-            {"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": tree.get(path)}
-        )
+    modes = {file["path"]: "lfs" if file["path"].endswith(LARGE) else "regular" for file in files}
+    answers = [
+        {"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": tree.get(path)}
+        for path, mode in modes.items()
+    ]
     return {"files": answers}
 
 
@@ -292,7 +283,7 @@ def _batch(request: _Handler, repo: str):
 
 
 def _put(request: _Handler, oid: str):
-    if request.hub.keep_large(request.body) != oid:
+    if request.hub.keep(request.body, large=True) != oid:
         raise Refusal(400, "the content does not have this hash")
     return 200, b"", {}
 
@@ -310,7 +301,7 @@ def _commit(request: _Handler, repo: str, revision: str):
         if key == "file":
             content = base64.b64decode(value["content"])
             hub.received.append(content)
-            after[value["path"]] = hub.keep_blob(content)
+            after[value["path"]] = hub.keep(content)
         elif key == "lfsFile":
             if value["oid"] not in hub.objects:
                 raise Refusal(400, f"{value['path']} was never uploaded")
