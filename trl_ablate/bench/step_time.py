@@ -10,8 +10,7 @@ only once for each trainer.
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -47,7 +46,9 @@ Rewards = dict[tuple[str, str], float | None]
 
 def bench(load: Step) -> Result:
     check_rows(load.rows, group=load.group, microbatch=load.microbatch)
-    found = compare(load.model_name_or_path or model_folder(load.model_shape, load.world), load)
+    with TemporaryDirectory(prefix="trl_ablate_bench_") as scratch:
+        shape, world = load.model_shape, load.world
+        found = compare(load.model_name_or_path or model_folder(shape, world, scratch), load)
     title = (
         f"whole steps, {load.rows} rollouts of up to {load.cap} tokens, {load.model}, {load.world}"
     )
@@ -74,15 +75,15 @@ def compare(model: str, load: Step) -> dict[str, Measured]:
         return timing.compare(builds, 1 if has_engine() else load.rounds)
 
 
-def model_folder(shape: str, world: str) -> str:
-    """The folder of the miniature's base model, or of a random model of this shape."""
+def model_folder(shape: str, world: str, scratch: str) -> str:
+    """The folder of the miniature's base model, or `scratch` with a random model of this shape."""
     if shape == "miniature":
         return str(miniature.build(world=world))
-    folder, tokenizer = Path(mkdtemp(prefix="trl_ablate_bench_")), miniature.tokenizer(world)
+    tokenizer = miniature.tokenizer(world)
     torch.manual_seed(0)
-    synthetic.random_model(shape, tokenizer).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    synthetic.random_model(shape, tokenizer).save_pretrained(scratch)
+    tokenizer.save_pretrained(scratch)
+    return scratch
 
 
 def row_of(name: str, one: Measured, first: Measured) -> dict[str, Any]:

@@ -2,14 +2,15 @@
 counted are those of the formulas."""
 
 import json
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 
 import pytest
 
-from trl_ablate.bench import reward_time, timing, train_time
+from trl_ablate.bench import reward_time, step_time, synthetic, timing, train_time
 from trl_ablate.bench.gpu.parts import first_gpus
-from trl_ablate.bench.modes import Scale, Train
+from trl_ablate.bench.modes import Scale, Step, Train
 from trl_ablate.bench.reward_time import golds_of
 from trl_ablate.bench.synthetic import recorded_lengths
 from trl_ablate.bench.timing import Measured, alternate, compared, fewest, ratio, trainer_of
@@ -112,6 +113,20 @@ def test_recorded_values_are_read(tmp_path):
     file.write_text('{"answer": "1", "length": 4}\n{"answer": "x", "length": 2}\n')
     assert golds_of(file, Random(0)) == ["1", "x"]
     assert recorded_lengths(file) == [4, 2]
+
+
+def test_the_random_model_of_a_step_is_removed(monkeypatch):
+    """One of 1.5 B parameters takes 6 GiB of the disk."""
+    monkeypatch.setitem(synthetic.SHAPES, "qwen2.5-math-1.5b", synthetic.SHAPES["miniature"])
+    seen = []
+
+    def compare(model, load):
+        seen.extend(Path(model).glob("*.safetensors"))
+        return dict.fromkeys((timing.STOCK, timing.OURS), Measured([1.0], [1.0]))
+
+    monkeypatch.setattr(step_time, "compare", compare)
+    step_time.bench(Step(model_shape="qwen2.5-math-1.5b"))
+    assert len(seen) == 1 and not seen[0].parent.exists()
 
 
 def test_a_prompt_counts_once_and_a_backward_pass_twice_more():
