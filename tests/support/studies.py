@@ -47,7 +47,7 @@ def main() -> int:
     Termination().listen()
     runs = StudyRuns(make_plan(options.arms), RunStore(options.runs))
     try:
-        found = Runner(runs, engine(options, runs.plan), only=options.only, say=say).run()
+        found = Runner(runs, engine(options, runs.plan), only=options.only).run()
     except KeyboardInterrupt:
         return 130
     return 1 if found.failed else 3 if found.left else 0
@@ -61,11 +61,6 @@ def engine(options: argparse.Namespace, plan: Plan) -> Engine:
 
     shipping.PROGRAM = FAKE_PROGRAM
     return RayEngine(options, plan)
-
-
-def say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 def drive(store: RunStore, arms: dict, *more: str) -> subprocess.Popen:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.run.json_files import append_jsonl, write_json, write_jsonl
+from trl_ablate.run.json_files import write_json, write_jsonl
 from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun, identity, run_id
 from trl_ablate.study.report.curves import Run, Series
 from trl_ablate.study.store import RunStore
@@ -121,10 +121,8 @@ def write_run(
         "python": "3.11.7",
     }
     write_json(directory.run_file, record)
-    for row in rollouts:
-        folder = directory.path / "rollouts"
-        folder.mkdir(exist_ok=True)
-        append_jsonl(folder / "step_000020.jsonl", dict(row))
+    if rollouts:
+        directory.write_rollouts(20, [*map(dict, rollouts)])
     return directory
 
 

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from importlib import import_module
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ import pytest
 import torch
 
 from tests.conftest import REPOSITORY
+from tests.support.studies import wait_for
 from tests.unit.cli.conftest import signals_as_before  # noqa: F401
 from trl_ablate.bench.gpu import comparisons
 from trl_ablate.bench.gpu import parts as gpu
@@ -139,10 +139,7 @@ def test_a_part_ends_with_what_it_started_if_the_command_is_killed(tmp_path, sta
     )
     command = subprocess.Popen([sys.executable, "-c", code], env=start.environment)
     there = psutil.Process(command.pid)
-    ends = time.monotonic() + 60
-    while len(there.children(recursive=True)) < 2 and time.monotonic() < ends:
-        time.sleep(0.1)  # until the part has started its `sleep`
-    part, _ = there.children(recursive=True)
+    part, _ = wait_for(lambda: len(found := there.children(recursive=True)) == 2 and found, 60)
     assert running_in_group_of(part, seconds=0)
     command.kill()
     command.wait()
