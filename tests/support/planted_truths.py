@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trl_ablate.run.untrusted import markdown_table
 from trl_ablate.study import TwoPart, decide
 from trl_ablate.study.two_part import benjamini_hochberg
 from trl_ablate.study.verdict import Verdict
@@ -129,22 +130,20 @@ def power(sd: float, studies: int, seed: int = 0) -> tuple[float, float, float]:
 
 
 def main(studies: int) -> None:
-    write = sys.stdout.write
-    write(
-        "| truth | studies with a false claim | false among the claims of a page |\n|---|---|---|\n"
-    )
-    for name, truth in TRUTHS.items():
-        shares = false_claims(truth, studies)
-        write(f"| {name} | {shares[0]:.2%} | {shares[1]:.2%} |\n")
-        sys.stdout.flush()
+    header = ("truth", "studies with a false claim", "false among the claims of a page")
+    shares = [
+        (name, *(f"{share:.2%}" for share in false_claims(truth, studies)))
+        for name, truth in TRUTHS.items()
+    ]
     share, _ = false_claims(NOT_COVERED, studies // 4)
-    write(f"\nnot covered: four bases, each of which favours some arms: {share:.0%}\n")
-    write(
-        "\n| sd between runs | difference of 0.03 | equivalent | runs an arm |\n|---|---|---|---|\n"
-    )
+    covered = f"not covered: four bases, each of which favours some arms: {share:.0%}"
+    powers = []
     for sd in (0.024, 0.031, 0.038):
         better, same, runs = power(sd, studies // 4)
-        write(f"| {sd} | {better:.2f} | {same:.2f} | {runs:.0f} |\n")
+        powers.append((f"{sd}", f"{better:.2f}", f"{same:.2f}", f"{runs:.0f}"))
+    of_powers = ("sd between runs", "difference of 0.03", "equivalent", "runs an arm")
+    tables = markdown_table(header, shares), covered, markdown_table(of_powers, powers)
+    sys.stdout.write("\n\n".join(tables) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,11 +16,12 @@ from pathlib import Path
 from trl_ablate.guard.arguments import GuardArguments
 from trl_ablate.guard.replaying import replay
 from trl_ablate.metrics import EVAL_REWARD, READ_BY
+from trl_ablate.run.untrusted import markdown_table
 from trl_ablate.study.kept_runs import kept
 from trl_ablate.study.two_part import clopper_pearson
 
 ANSWERS = "eval_answer_reward"
-HEADER = "| rule | failed runs in which it fired | after | false alarms |"
+HEADER = ("rule", "failed runs in which it fired", "after", "false alarms")
 
 
 def main(files: list[str]) -> None:
@@ -48,16 +49,14 @@ def main(files: list[str]) -> None:
             for rule in {alert.rule for alert in found.alerts}:
                 first = min(alert.step for alert in found.alerts if alert.rule == rule)
                 fired[rule, succeeded].append(first / rows[-1]["step"])
-    lines = [f"{len(seen)} runs", "", HEADER, "|---|---|---|---|"]
+    rows = []
     for rule in READ_BY:
         early, false, n = fired[rule, False], fired[rule, True], read[rule, True]
         after = f"{statistics.median(early):.0%}" if early else "–"
         high = clopper_pearson(len(false), n)[1] if n else 1.0
-        lines.append(
-            f"| `{rule}` | {len(early)} of {read[rule, False]} | {after} | {len(false)} of {n} "
-            f"(at most {high:.0%}) |"
-        )
-    sys.stdout.write("\n".join([*lines, ""]))
+        found = f"{len(early)} of {read[rule, False]}"
+        rows.append((f"`{rule}`", found, after, f"{len(false)} of {n} (at most {high:.0%})"))
+    sys.stdout.write(f"{len(seen)} runs\n\n{markdown_table(HEADER, rows)}\n")
 
 
 if __name__ == "__main__":
