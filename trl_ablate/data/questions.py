@@ -189,8 +189,9 @@ def _level_by_level(
 ) -> list[dict[str, Any]]:
     """A world's questions in the order in which an evaluation takes them: answers of similar length
     are generated faster together. Training shuffles them anyway."""
-    size = size or world_of_data(name).usual_sizes.get(split, len(questions))
-    if size > len(questions):
+    if size is None:
+        size = world_of_data(name).usual_sizes.get(split)
+    elif size > len(questions):
         raise ConfigurationError(
             f"dataset {name!r}: size is {size}; the {split} set has {len(questions)} "
             "problems of these levels; ask for fewer."

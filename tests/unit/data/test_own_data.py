@@ -129,6 +129,7 @@ def test_questions_are_chosen_by_their_pass_rate_before_the_size(tmp_path):
     assert load_questions(task, "train")["question"][:] == alls[5:7]
     even = load("miniature/sums", filter="answer == 100", train_size=3)
     assert even["answer"][:] == ["100"] * 3
+    assert 3 < len(load("miniature/sums", filter="answer == 100")) < 4096  # the usual size
 
 
 def test_a_row_without_a_question_has_the_rate_of_its_prompt(tmp_path):
