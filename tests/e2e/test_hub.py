@@ -9,7 +9,7 @@ import pytest
 from tests.support.commands import script
 from tests.support.finished_run import drawn_once, finished_run
 from tests.support.folders import contents
-from tests.support.hub_endpoint import Fault, HubEndpoint
+from tests.support.hub_endpoint import TOKEN, Fault, of_the_tester
 from tests.support.tiny_models import save_tiny_qwen2
 from trl_ablate.cli.publish import main
 from trl_ablate.hub import PublishError, client, push_run
@@ -17,26 +17,14 @@ from trl_ablate.hub import contents as hub_contents
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.json_files import append_jsonl, read_object
 
-TOKEN = "hf_" + "WriteTokenOfTheTester0123456789ab"
 REPO, BASE = "tester/lr_1e-4-seed7", "Qwen/Qwen2.5-Math-1.5B"
 
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """The endpoint, with this process's client pointed at it."""
-    from huggingface_hub import constants
-
     monkeypatch.setattr(hub_contents, "draw_curves", drawn_once)
     monkeypatch.setattr(client, "FIRST_WAIT", 0.05)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    with HubEndpoint({TOKEN: "tester"}) as endpoint:
-        monkeypatch.setattr(constants, "ENDPOINT", endpoint.url)
-        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.partition("/{repo_id}")
-        url = endpoint.url + "".join(template[1:])
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
+    with of_the_tester(monkeypatch, tmp_path) as endpoint:
         yield endpoint
 
 

@@ -6,7 +6,7 @@ import json
 import pytest
 from huggingface_hub import HfApi
 
-from tests.support.hub_endpoint import Fault, HubEndpoint
+from tests.support.hub_endpoint import TOKEN, Fault, of_the_tester
 from tests.support.studies import FAKE_PROGRAM, numbers, run_here, undisturbed
 from tests.support.synthetic_study import make_plan
 from trl_ablate.cli.study import main
@@ -16,29 +16,18 @@ from trl_ablate.study.runner import Runner
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 
-TOKEN = "hf_" + "WriteTokenOfTheTester0123456789ab"
 REPO = "tester/trl-ablate-runs"
 
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setattr(hf_jobs, "install", lambda: ["true"])
     monkeypatch.setattr(hf_jobs, "WAITS", [0.01] * 3)
     monkeypatch.setattr(shipping, "SECONDS_BETWEEN_QUESTIONS", 0.2)
     monkeypatch.setattr(shipping, "PROGRAM", FAKE_PROGRAM)
     (tmp_path / "jobs").mkdir()
-    with HubEndpoint({TOKEN: "tester"}) as endpoint:
+    with of_the_tester(monkeypatch, tmp_path) as endpoint:
         endpoint.jobs_folder = tmp_path / "jobs"
-        monkeypatch.setattr(constants, "ENDPOINT", endpoint.url)
-        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.partition("/{repo_id}")
-        there = endpoint.url + "".join(template[1:])
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", there)
         yield endpoint
         for process, _ in endpoint.jobs.values():
             process.wait()

@@ -14,15 +14,18 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import pytest
 import yaml
 
+TOKEN = "hf_" + "WriteTokenOfTheTester0123456789ab"
 LARGE = (".safetensors", ".png")
 """Stored by SHA-256, as the Hub does with binary files; everything else here is a git blob."""
 
@@ -112,6 +115,22 @@ class HubEndpoint:
             if fault := next(met, None):
                 fault.times -= 1
             return fault
+
+
+@contextmanager
+def of_the_tester(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[HubEndpoint]:
+    """A Hub at which this process's client is pointed, with a token that may write."""
+    from huggingface_hub import constants
+
+    with HubEndpoint({TOKEN: "tester"}) as hub:
+        url = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(folder / "no-token"))
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield hub
 
 
 class Refusal(Exception):
