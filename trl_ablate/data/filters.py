@@ -124,9 +124,7 @@ def _number_of(found: Any) -> float | None:
     """The number that a value is, or the only number in a text."""
     if isinstance(found, bool) or not isinstance(found, int | float | str):
         return None
-    if not isinstance(found, str):
-        return float(found)
-    numbers = _NUMBER.findall(found)
+    numbers = _NUMBER.findall(found) if isinstance(found, str) else [str(found)]
     return float(numbers[0]) if len(numbers) == 1 else None
 
 

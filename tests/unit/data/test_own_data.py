@@ -34,6 +34,7 @@ def test_the_number_in_a_text_is_compared_and_a_value_is_no_python():
     rows = [{"level": "Level-5", "ok": "True"}, {"level": "-5", "ok": "False"}]  # as of a CSV file
     for condition in ("level > 3", "level >= 5", "ok != false", "ok == true", "ok in [true]"):
         assert filtered(rows, condition, "mine") == rows[:1]
+    assert filtered([{"n": 10**400}, {"n": 1}], "n > 3", "mine") == [{"n": 10**400}]
     (one,) = conditions("question == __import__('os').system('true')")
     assert one.value == "__import__('os').system('true')"
     (one,) = conditions("author not in [\"Smith, John\", 'Doe' , O'Hara]")
