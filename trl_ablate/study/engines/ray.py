@@ -13,12 +13,12 @@ import logging
 import os
 import shutil
 import signal
-import tarfile
 import tempfile
 import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.folders import part_of, put_back, replace_folder
 from trl_ablate.study.engines import SECONDS_TO_END, THREAD_VARIABLES, Job, Process
-from trl_ablate.study.engines.shipping import Bundle, beside, copy_code, pack, short, working
+from trl_ablate.study.engines.shipping import Bundle, copy_code, pack, short, working
 from trl_ablate.study.planned import Plan
 
 LOST = (
@@ -51,11 +51,11 @@ HOURS_KEPT = 1.0
 FOLLOWERS = 16
 """Calls that a worker can answer at once: one for each runner that followed it and was killed."""
 PIECE_BYTES = 16 * 2**20
-CHECKED: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-"""For `extractall`: nothing outside the folder. Python before 3.11.4 cannot check that."""
+LOG, METRICS = "log", "metrics"
 
 Piece = tuple[str, bytes] | int
-"""A part of a run's results: what was added to its log, metrics or archive; or the exit code."""
+"""A part of a run's results: what was added to its log or metrics while it ran, or then to a file
+of its directory (`./NAME`); at last the exit code."""
 
 
 class RayEngine:
@@ -114,16 +114,12 @@ class RayProcess(Process):
     def __init__(self, hire: Callable[[], Any], job: Job):
         self._hire, self._results = hire, Results(job)
         self._worker: Any = None
-        self._code: int | None = None
-        self._error: BaseException | None = None
+        self._code: futures.Future[int] = futures.Future()
         self._is_to_end = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._follow, daemon=True).start()
 
     def poll(self) -> int | None:
-        if self._error:
-            raise self._error
-        return self._code
+        return self._code.result() if self._code.done() else None
 
     def ask_to_end(self) -> None:
         self._is_to_end.set()
@@ -132,16 +128,16 @@ class RayProcess(Process):
 
     def end(self, patience: float = SECONDS_TO_END) -> None:
         """Wait, then kill the worker; the training ends with it."""
-        self._thread.join(patience)
-        if self._thread.is_alive() and self._worker:
+        futures.wait([self._code], patience)
+        if not self._code.done() and self._worker:
             ray.kill(self._worker)
-            self._thread.join(SECONDS_TO_LEAVE)
+            futures.wait([self._code], SECONDS_TO_LEAVE)
 
     def _follow(self) -> None:
         try:
-            self._code = self._perform()
+            self._code.set_result(self._perform())
         except BaseException as error:
-            self._error = error
+            self._code.set_exception(error)
 
     def _perform(self) -> int:
         """The exit code of the run, which lost nodes do not end."""
@@ -189,11 +185,7 @@ class Results:
 
     def __init__(self, job: Job):
         self._directory = RunDirectory(job.directory)
-        self._files = {
-            "log": job.log,
-            "metrics": self._directory.metrics_file,
-            "archive": beside(job.directory, "tar"),
-        }
+        self._growing = {LOG: job.log, METRICS: self._directory.metrics_file}
 
     def begin(self) -> None:
         """Start with an empty directory; files of an earlier attempt are deleted."""
@@ -204,26 +196,24 @@ class Results:
 
     def take(self, piece: Piece) -> int | None:
         """The exit code, if that is the piece: then all files are there."""
-        if isinstance(piece, tuple):
-            kind, data = piece
-            with self._files[kind].open("ab") as file:
-                file.write(data)
-            return None
         part = part_of(self._directory.path)
-        part.mkdir(exist_ok=True)  # a run that wrote nothing has an empty archive
-        with tarfile.open(self._files["archive"]) as tar:
-            tar.extractall(part, **CHECKED)
-        replace_folder(self._directory.path)
-        self._files["archive"].unlink()
-        return piece
+        if isinstance(piece, int):
+            part.mkdir(exist_ok=True)  # of a run that wrote nothing
+            replace_folder(self._directory.path)
+            return piece
+        name, data = piece
+        path = self._growing.get(name, part / name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(data)
+        return None
 
     def clear(self) -> None:
         """Delete incomplete files beside the directory."""
         put_back(self._directory.path)
-        self._files["archive"].unlink(missing_ok=True)
 
     def say(self, text: str) -> None:
-        with self._files["log"].open("a", encoding="utf-8") as log:
+        with self._growing[LOG].open("a", encoding="utf-8") as log:
             log.write(f"{text}\n")
 
 
@@ -243,7 +233,7 @@ class Worker:
 
     def follow(self) -> Iterator[Piece]:
         """Everything that the run has written and writes; its exit code when that is complete."""
-        growing = {"log": self._log, "metrics": self._directory.metrics_file}
+        growing = {LOG: self._log, METRICS: self._directory.metrics_file}
         sent, complete = dict.fromkeys(growing, 0), False
         while not complete:
             complete = self._complete.wait(PIECE_SECONDS)
@@ -252,16 +242,13 @@ class Worker:
                 sent[kind] += len(data)
                 if data:
                     yield kind, data
-        with tempfile.TemporaryFile() as archive:
-            with tarfile.open(fileobj=archive, mode="w") as tar:
-                for path in sorted(self._directory.path.rglob("*")):
-                    name = path.relative_to(self._directory.path)
-                    wanted = self._checkpoints or not name.parts[0].startswith("checkpoint")
-                    if path.is_file() and wanted:
-                        tar.add(path, str(name))
-            archive.seek(0)
-            while data := archive.read(PIECE_BYTES):
-                yield "archive", data
+        for path in filter(Path.is_file, sorted(self._directory.path.rglob("*"))):
+            name = path.relative_to(self._directory.path)
+            if self._checkpoints or not name.parts[0].startswith("checkpoint"):
+                yield f"./{name}", b""  # for a file that is empty
+                with path.open("rb") as file:
+                    while data := file.read(PIECE_BYTES):
+                        yield f"./{name}", data
         yield self._process.wait()
 
     def ask_to_end(self) -> None:

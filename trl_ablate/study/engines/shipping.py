@@ -128,11 +128,6 @@ def working(bundle: Bundle, home: Path, *, code: Path, cwd: Path) -> Iterator[Lo
         directory.update(git=bundle.git)
 
 
-def beside(directory: Path, kind: str) -> Path:
-    """A temporary path while a run is copied back; valid only while the run's lock is held."""
-    return directory.with_name(f".{directory.name}.{kind}")
-
-
 def short(error: BaseException) -> str:
     """An error of a service or cluster, on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
@@ -208,8 +203,8 @@ class DetachedProcess(Process):
     def _fetch(self) -> None:
         """Download the log, then the directory, which appears complete. The run has the name there
         under which it was sent; its arm may have been renamed here since then."""
-        directory, scratch = self._job.directory, beside(self._job.directory, "call")
-        name = self._folder.partition("/")[0]
+        directory, name = self._job.directory, self._folder.partition("/")[0]
+        scratch = directory.with_name(f".{directory.name}.call")
         put_back(directory)
         shutil.rmtree(scratch, ignore_errors=True)
         self._engine.download(self._call, self._folder, scratch)
