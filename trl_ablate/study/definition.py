@@ -153,7 +153,7 @@ def load_study(path: Path) -> Study:
         check_margin(given["equivalence_margin"], f"{what}: equivalence_margin")
     asked: dict[str, Any] = {key: given[key] for key in AS_GIVEN if key in given}
     profile = path.parent / asked.get("profile", "")
-    if profile.suffix in SUFFIXES and profile.is_file():
+    if profile.suffix in SUFFIXES and os.path.isfile(profile):
         asked["profile"] = os.path.abspath(profile)
     asked |= checked(given.get("success", {}), {"threshold": float}, what)
     asked |= _references(given, [arm.name for arm in arms], what)
@@ -197,7 +197,8 @@ def _with_more_seeds(arm: Arm, number: int, what: str) -> Arm:
         raise ConfigurationError(
             f"{what}: reference_seeds is {number}; give {len(own)} or more, the seeds of every arm"
         )
-    return replace(arm, seeds=(*own, *range(after, after + number - len(own))))
+    seeds = [*own, *range(after, after + number - len(own))]
+    return replace(arm, seeds=_seeds(seeds, f"{what}: reference_seeds"))
 
 
 def _arms(given: list[str] | dict[str, Any], seeds: tuple[int, ...], study: Path) -> list[Arm]:
@@ -271,7 +272,7 @@ def find_recipe(name: str, study: Path) -> Path:
     ones."""
     for folder in (study.parent, *study.resolve().parent.parents, SHIPPED):
         for file in (folder / name, folder / f"{name}.yaml"):
-            if file.is_file():
+            if os.path.isfile(file):  # Path.is_file raises for an impossible name
                 return Path(os.path.abspath(file))
     known = (path.name for path in SHIPPED.glob("*.yaml"))
     raise ConfigurationError(f"study {study}: recipe '{name}' does not exist{nearest(name, known)}")

@@ -3,6 +3,7 @@
 The file itself explains its keys. Studies are folders beside it, each with a `study.yaml`.
 """
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
@@ -55,7 +56,7 @@ def read_findings(path: Path) -> list[Question]:
         raise ConfigurationError(f"list {path} has no rows; add a question and its study")
     rows = [_question(row, f"list {path}: row {n}") for n, row in enumerate(given["rows"], 1)]
     for asked, study in [(row, study) for row in rows for study in row.studies]:
-        if not (file := study_file(path, study)).is_file():
+        if not os.path.isfile(file := study_file(path, study)):
             raise ConfigurationError(
                 f"list {path}: study '{study}' of '{asked.question}' does not exist; write {file}, "
                 "or name another study"

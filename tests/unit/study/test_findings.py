@@ -257,6 +257,7 @@ def test_the_readme_is_rewritten_once_four_questions_have_answers(written):
     [
         ({"study": "one", "part": "question"}, "has no `question`"),
         (asked("gone"), "study 'gone' of 'What of gone?' does not exist"),
+        (asked("x" * 300), "does not exist"),
         (asked(part="answer"), "it takes one of"),
         (asked(armz={}), "unknown key 'armz'"),
         (asked(why={"perhaps": "so"}), "it takes one of"),

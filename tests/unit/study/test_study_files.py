@@ -36,6 +36,8 @@ def test_a_study_with_looks(write):
         (ONE + "seed: 1\n", "unknown key 'seed'; did you mean 'seeds'"),
         (ONE + "design: {}\n", "unknown key 'design'"),
         (HEAD + "arms: [grop.yaml]\n", "'grop.yaml' does not exist; did you mean 'grpo.yaml'"),
+        (HEAD + f"arms: [{'x' * 300}]\n", f"{'x' * 300}' does not exist"),
+        (ONE.replace("miniature", "x" * 300 + ".yaml"), "does not exist"),
         (HEAD + "arms: [grpo.yaml, grpo.yaml]\n", "arm 'grpo' occurs twice"),
         (ONE.replace("[0, 1]", "[0, 0]"), "give each once"),
         (ONE.replace("[0, 1]", "{looks: [2], first: 4294967295}"), "4294967296 is no seed"),
@@ -83,6 +85,8 @@ def test_a_study_with_looks(write):
         (TWO + "success: {threshold: 0.5}\n", "success needs `judge: two_part`"),
         (FACTORS + "judge: two_part\n", "not judged in two parts"),
         (TWO_PART + "reference_seeds: 1\n", "reference_seeds is 1; give 2 or more"),
+        (TWO_PART.replace("[0, 1]", "[0, 4294967295]") + "reference_seeds: 3\n",
+         "reference_seeds: 4294967296 is no seed"),
         (TWO_PART + "success: {treshold: 0.5}\n", "did you mean 'threshold'"),
         # what the recipes of the arms show
         (HEAD + "arms: [grpo.yaml, lr_1e-5.yaml]\noverrides: {learning_rate: 1e-5}\n",
