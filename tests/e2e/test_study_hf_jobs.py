@@ -88,7 +88,7 @@ def test_checkpoints_come_along_when_asked(hub, tmp_path, asked):
     hub.create(REPO, private=True)
     run = "checkpoint_a/0/checkpoint_a"  # of an arm with this name
     names = {f"{run}/run.json", f"{run}/checkpoint_last/weights"}
-    for name in (*names, "checkpoint_a/01/other"):
+    for name in (*names, "checkpoint_a/0/bundle.tar.gz", "checkpoint_a/01/other"):
         (tmp_path / "up" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "up" / name).write_text(name)
     HfApi(token=TOKEN).upload_folder(repo_id=REPO, repo_type="dataset", folder_path=tmp_path / "up")

@@ -151,9 +151,10 @@ class JobsEngine(DetachedEngine):
 
     def download(self, call: str, folder: str, target: Path) -> None:
         disable_progress_bars()
+        heavy = [] if self.checkpoints else [f"{folder}/*/checkpoint*/*"]
         self._api.snapshot_download(
             _repo_of(call), repo_type=REPO_TYPE, local_dir=target, allow_patterns=f"{folder}/*",
-            ignore_patterns=[] if self.checkpoints else [f"{folder}/*/checkpoint*/*"],
+            ignore_patterns=[f"{folder}/{BUNDLE}", *heavy],
         )  # fmt: skip
 
 
