@@ -18,18 +18,20 @@ modal = pytest.importorskip(
     "modal", reason="modal is not installed: pip install 'trl-ablate[modal]'"
 )
 
+from trl_ablate.study.engines import modal as engine  # noqa: E402
 from trl_ablate.study.engines.modal import ModalEngine, build_app  # noqa: E402
 
 
 @pytest.mark.filterwarnings("ignore:The train_run function is executing locally")
-def test_the_function_does_a_run_anew_and_says_of_which_code(tmp_path):
+def test_the_function_does_a_run_anew_and_says_of_which_code(tmp_path, monkeypatch):
     (run,) = make_plan({"a": {"top": 0.8}}, seeds=[0]).runs().values()
     bundle = Bundle("name", run.words, {}, {"commit": "c0ffee"}, FAKE_PROGRAM)
-    place = {"results": str(tmp_path), "code": str(REPOSITORY), "cwd": str(tmp_path)}
     (tmp_path / "call" / "name").mkdir(parents=True)
     (tmp_path / "call" / "name" / "checkpoint-5").write_text("of a call that Modal has stopped")
     _, function = build_app("H100", None)
-    assert function.local(bundle, "call", **place) == 0
+    for name, folder in {"RESULTS": tmp_path, "CODE_FOLDER": REPOSITORY, "DATA": tmp_path}.items():
+        monkeypatch.setattr(engine, name, folder)
+    assert function.local(bundle, "call") == 0
     record = RunDirectory(tmp_path / "call" / "name").read()
     assert record["status"] == "finished" and record["git"] == {"commit": "c0ffee"}
 

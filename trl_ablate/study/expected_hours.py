@@ -17,7 +17,6 @@ from trl_ablate.study.runner import last_line
 from trl_ablate.study.runs import StudyRuns, bounds
 from trl_ablate.study.store import RunStore, bytes_in
 
-PROBES = "probes"
 PROBE_STEPS = 2
 
 
@@ -136,7 +135,8 @@ def measured_arms(runs: StudyRuns) -> ByArm:
 def measure(store: RunStore, run_id: str) -> Measured | None:
     """The parts of a finished run; None if it is missing, not finished, or logged no step time."""
     directory = store.directory(run_id)
-    if not directory.run_file.exists() or directory.read().get("status") != "finished":
+    record = directory.record()
+    if record.get("status") != "finished":
         return None
     rows = list(directory.metrics())
     steps = summed_step_times(rows)
@@ -145,7 +145,7 @@ def measure(store: RunStore, run_id: str) -> Measured | None:
     if not last:
         return None
     return Measured(
-        overhead=max(0.0, directory.read()["seconds"] - steps[last] - sum(evaluations)),
+        overhead=max(0.0, record["seconds"] - steps[last] - sum(evaluations)),
         optimizer_step=steps[last] / last,
         evaluation=mean(evaluations) if evaluations else 0.0,
         bytes=float(bytes_in(directory.path)),
@@ -189,4 +189,4 @@ def probe(runs: StudyRuns, engine: Engine, say: Callable[[str], None]) -> None:
 
 
 def probe_name(run: PlannedRun) -> str:
-    return f"{PROBES}/{run.id}"
+    return f"probes/{run.id}"

@@ -154,7 +154,12 @@ class Runner:
     def _start(self, run: PlannedRun, attempt: int, lock: RunLock, slot: int) -> None:
         away = self._store.away(run.id)
         if away.exists():
-            self._check_place(run, away)
+            (there,) = self._store.away_by_engine([run.id])
+            if there != self._engine.name:  # which alone can continue it
+                raise ConfigurationError(
+                    f"{describe(run)} is at {there}; collect it with `trl-ablate study fetch "
+                    f"{self._plan.study}`, or remove {away} to start it anew"
+                )
         log = self._store.log(run.id)
         with log.open("a", encoding="utf-8") as file:
             file.write(f"--- attempt {attempt}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
@@ -165,15 +170,6 @@ class Runner:
             process = self._engine.start(job, slot)
             self._active.append(Active(run, process, lock, attempt, slot))
         self._say(f"started {describe(run)}" + f", attempt {attempt}" * (attempt > 1))
-
-    def _check_place(self, run: PlannedRun, away: Path) -> None:
-        """Only the engine that has a run elsewhere can continue it."""
-        (there,) = self._store.away_by_engine([run.id])
-        if there != self._engine.name:
-            raise ConfigurationError(
-                f"{describe(run)} is at {there}; collect it with `trl-ablate study fetch "
-                f"{self._plan.study}`, or remove {away} to start it anew"
-            )
 
     def _taking_up(self, run_id: str) -> str:
         """The option for `trl-ablate train` after an earlier attempt: `--resume` if the run is

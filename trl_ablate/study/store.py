@@ -29,7 +29,6 @@ Status = Literal["to do", "running", "interrupted", "finished", "stopped", "fail
 DONE: tuple[Status, ...] = ("finished", "stopped")
 """Runs with one of these statuses have a result; all others still have to be done."""
 
-
 FOLDER = re.compile(r"\.?(?P<name>(?:.+-)?(?P<id>[0-9a-f]{10}-seed-?\d+))(?:\.old)?")
 """A run's folder, or what is left of it if a kill came while it was replaced (see `folders`)."""
 CLOCK_TICK = 100_000_000

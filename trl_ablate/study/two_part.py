@@ -46,8 +46,11 @@ class Shares:
 
     arm: tuple[int, int]
     reference: tuple[int, int]
-    p: float
-    """Of Fisher's exact test, two-sided."""
+
+    @property
+    def p(self) -> float:
+        """Of Fisher's exact test, two-sided."""
+        return fisher_p(*self.arm, *self.reference)
 
     @property
     def intervals(self) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -202,8 +205,7 @@ def parts_of(
 ) -> tuple[Shares, Means | None]:
     """Both parts; no means with fewer than `least` successes in either arm."""
     good, best = ([x for x in values if x >= limit] for values in (arm, reference))
-    counts = (len(good), len(arm)), (len(best), len(reference))
-    shares = Shares(*counts, fisher_p(*counts[0], *counts[1]))
+    shares = Shares((len(good), len(arm)), (len(best), len(reference)))
     return shares, welch(good, best, noise) if min(len(good), len(best)) >= least else None
 
 

@@ -21,7 +21,7 @@ BCG = [
 
 
 def pooled_shares(tables):
-    return pool_shares([Shares((a, a + b), (c, c + d), 1.0) for a, b, c, d in tables])
+    return pool_shares([Shares((a, a + b), (c, c + d)) for a, b, c, d in tables])
 
 
 def test_success_as_in_r():

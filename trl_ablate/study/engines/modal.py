@@ -33,18 +33,12 @@ LONGEST = 24 * 3600
 """Modal's limit for the seconds of a call."""
 
 
-def train_run(
-    bundle: Bundle,
-    folder: str,
-    results: str = RESULTS,
-    code: str = CODE_FOLDER,
-    cwd: str = DATA,
-) -> int:
-    """Do a run in the container, anew if Modal has stopped an earlier one, and write to
-    `results/folder`; returns the exit code."""
-    home = Path(results, folder)
+def train_run(bundle: Bundle, folder: str) -> int:
+    """Do a run in the container, anew if Modal has stopped an earlier one, and write to a folder of
+    the results; returns the exit code."""
+    home = Path(RESULTS, folder)
     shutil.rmtree(home, ignore_errors=True)
-    with shipping.working(bundle, home, code=Path(code), cwd=Path(cwd)) as process:
+    with shipping.working(bundle, home, code=Path(CODE_FOLDER), cwd=Path(DATA)) as process:
         exit_code = process.wait()
     if not modal.is_local():
         modal.Volume.from_name(f"{APP}-results").commit()
