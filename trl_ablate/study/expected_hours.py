@@ -70,17 +70,7 @@ class Estimate:
         return sum(cost[1] for cost in self.left if cost) / 2**30
 
 
-def estimate(runs: StudyRuns, seeds: int | None = None) -> Estimate:
-    """Estimate the runs of a study: with tuning, those of the worst case; with `seeds`, those of
-    the first seeds of every arm."""
-    own, costs = measured_arms(runs), Costs()
-    _add_costs(costs, runs.plan, own)
-    wanted = {run.id for run in bounds(runs.plan, runs.finished)[1]} & runs.plan.up_to(seeds)
-    unmeasured = tuple(name for name, measured in own.items() if measured is None)
-    return Estimate(wanted, wanted & runs.done, costs, unmeasured)
-
-
-def _add_costs(costs: Costs, plan: Plan, own: ByArm, other: Measured | None = None) -> None:
+def _add_costs(costs: Costs, plan: Plan, own: ByArm, other: Measured | None) -> None:
     """An arm that was not measured costs as much as those of its study that were, or `other`."""
     common = typical([found for found in own.values() if found]) or other
     for arm in plan.arms:
@@ -115,7 +105,8 @@ def total_of(studies: Sequence[StudyRuns]) -> tuple[list[Share], Share]:
         _add_costs(costs, runs.plan, arms, every)
         done |= runs.done
         new = (ids - total for ids, total in zip((least, most), totals, strict=True))
-        best, worst = (Estimate(ids, ids & done, costs) for ids in new)
+        unmeasured = tuple(name for name, measured in arms.items() if measured is None)
+        best, worst = (Estimate(ids, ids & done, costs, unmeasured) for ids in new)
         shares.append(Share(runs.plan.study, best, worst, (len(least), len(most))))
         totals = totals[0] | least, totals[1] | most
     best, worst = (Estimate(ids, ids & done, costs) for ids in totals)

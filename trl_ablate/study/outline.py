@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trl_ablate.run.untrusted import FirstThatFits
-from trl_ablate.study.expected_hours import PROBE_STEPS, Estimate, estimate
+from trl_ablate.study.expected_hours import PROBE_STEPS, Estimate, total_of
 from trl_ablate.study.factors import Design, alias_lines, level_text, relation_text
 from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun, setting, silent_differences
 from trl_ablate.study.runs import Finished, StudyRuns, bounds
@@ -32,17 +32,15 @@ def show_plan(
 
 def _needed(runs: StudyRuns, slots: int, price: float | None) -> Iterator[str]:
     plan, looks = runs.plan, runs.plan.looks
-    whole = _what_it_takes(estimate(runs), plan, slots, price)
+    (share,), _ = total_of([runs])
+    best, worst = (_what_it_takes(of, plan, slots, price) for of in (share.best, share.worst))
     if not looks:
-        yield whole
-        return
-    least = estimate(runs, looks[0])
-    if least.done >= least.runs and not runs.undecided:
+        yield worst
+    elif share.best.done >= share.best.runs and not runs.undecided:
         yield "all comparisons have ended: no run is needed"
-        return
-    best = _what_it_takes(least, plan, slots, price)
-    yield f"best case, all comparisons decided with {looks[0]} seeds: {best}"
-    yield f"worst case, comparisons undecided until {looks[-1]} seeds: {whole}"
+    else:
+        yield f"best case, all comparisons decided with {looks[0]} seeds: {best}"
+        yield f"worst case, comparisons undecided until {looks[-1]} seeds: {worst}"
 
 
 def _parts(runs: StudyRuns) -> Iterator[RenderableType]:
@@ -75,13 +73,14 @@ def power_lines(plan: Plan, margin: float) -> Iterator[Text]:
     from trl_ablate.study.two_part import level_of_means, power_of
 
     n = min(len(arm.runs) for arm in plan.arms) - plan.trials
-    looks, compared = plan.looks or (n,), len(plan.pairs)
+    looks, compared = plan.looks or (n,), len(plan.names) - 1
     if n < 2 or not compared:
         return
     two_part = plan.judge == "two_part"
     level = level_of_means(looks, compared) if two_part else nominal_level(looks, 0.05 / compared)
     together: dict[tuple[str, int], list[str]] = {}
-    for arm, other in plan.pairs:
+    for arm in plan.names[1:]:
+        other = plan.reference_of(arm)
         of = plan.pool if plan.pool and other == plan.names[0] else n
         together.setdefault((other, of), []).append(arm)
     bound = " (at most: an exact test has to agree)" * bool(plan.looks and not two_part)

@@ -90,11 +90,6 @@ class Plan(Asked):
         """The arms of the study; with tuning, those whose candidates `arms` has."""
         return [*self.tuning.arms] if self.tuning else [arm.name for arm in self.arms]
 
-    @property
-    def pairs(self) -> list[tuple[str, str]]:
-        """Every arm that is compared, and its reference."""
-        return [(arm, self.reference_of(arm)) for arm in self.names[1:]]
-
     def reference_of(self, arm: str) -> str:
         """The arm that an arm is compared with; of the first arm, itself."""
         return self.against.get(arm, self.names[0])

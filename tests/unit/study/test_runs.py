@@ -11,13 +11,17 @@ from tests.support.synthetic_study import learning_rows, make_plan, write_run, w
 from trl_ablate.run.json_files import write_json
 from trl_ablate.study.cleaning import find_rubbish, remove
 from trl_ablate.study.engines.local import LocalEngine
-from trl_ablate.study.expected_hours import PROBE_STEPS, estimate, measure, probe, probe_name
+from trl_ablate.study.expected_hours import PROBE_STEPS, measure, probe, probe_name, total_of
 from trl_ablate.study.planned import PlannedRun
 from trl_ablate.study.runner import Runner
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 
 ARMS = {"a": {"top": 0.8}, "b": {"top": 0.5}}
+
+
+def estimate(runs: StudyRuns):
+    return total_of([runs])[0][0].worst
 
 
 def test_states_of_a_run(tmp_path):

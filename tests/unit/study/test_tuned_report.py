@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tests.support.synthetic_study import learning_rows, write_run
 from tests.support.tuned_study import tuned_plan
-from trl_ablate.study.expected_hours import estimate
+from trl_ablate.study.expected_hours import total_of
 from trl_ablate.study.factors import read_design
 from trl_ablate.study.kept_runs import keep, kept
 from trl_ablate.study.outline import grid
@@ -102,7 +102,7 @@ def test_doubts_about_a_choice_are_named(tmp_path):
     """After five of twelve trials, and at the end, of which one trial has failed."""
     plan, store = tuned_plan(TOPS), RunStore(tmp_path / "runs")
     # before any trial the estimate is that of the worst case: 3 fresh runs of `ref`, 6 of `other`
-    assert len(estimate(StudyRuns(plan, store)).runs) == 12 + 9
+    assert len(total_of([StudyRuns(plan, store)])[1].worst.runs) == 12 + 9
     trials = next_runs(plan, {})
     do(plan, store, trials[:5])
     own, shared, tuning = report(plan, store, tmp_path)
@@ -123,5 +123,5 @@ def test_the_grid_has_no_cell_for_a_run_that_is_not_needed(done):
     console.print(grid(StudyRuns(plan, store)))
     shown = console.file.getvalue().partition("✓ finished")[0]
     assert shown.count("✓") == 12 + 15 and "·" not in shown
-    expected = estimate(StudyRuns(plan, store))
+    expected = total_of([StudyRuns(plan, store)])[1].worst
     assert len(expected.runs) == len(expected.done) == 27
