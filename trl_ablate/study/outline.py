@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import zip_longest
 from statistics import mean
 
 from rich.console import Console, RenderableType
@@ -200,10 +201,8 @@ def grid(runs: StudyRuns) -> FirstThatFits:
     Runs that the outcomes so far do not ask for, as another value was chosen, have no cell.
     """
     plan, needed = runs.plan, {run.id for run in runs.needed}
-    seeds = [
-        "/".join(map(str, sorted({arm.runs[n].seed for arm in plan.arms if n < len(arm.runs)})))
-        for n in range(max(len(arm.runs) for arm in plan.arms))
-    ]
+    by_seed = zip_longest(*(arm.runs for arm in plan.arms))
+    seeds = ["/".join(map(str, sorted({run.seed for run in of if run}))) for of in by_seed]
     alone = _table(plan, [f"seed {n}" for n in seeds])
     together = _table(plan, [f"seeds {seeds[0]} to {seeds[-1]}", "mean"])
     for arm in plan.arms:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -104,17 +105,13 @@ class Plan(Asked):
         """Runs of the first arm that all comparisons share; None where runs are paired."""
         return len(self.arms[0].runs) - self.trials if self.judge == "two_part" else None
 
-    def runs_for(self, arm: str, seeds: int) -> int:
-        """How many first runs of an arm, or of a candidate, a look at this many seeds needs: its
+    def up_to(self, seeds: int) -> set[str]:
+        """Ids of the runs that a look at this many seeds needs of every arm or candidate: its
         trials, too, and of the first arm its share of the pool."""
         first = self.tuning.arms[self.names[0]] if self.tuning else self.names[:1]
-        pool = self.pool if self.looks and arm in first else None
-        return self.trials + reference_runs(seeds, self.looks[-1] if pool else seeds, pool)
-
-    def up_to(self, seeds: int | None) -> set[str]:
-        """Ids of the runs of every arm that a look at this many seeds needs; None: of all."""
-        ends = {arm.name: seeds and self.runs_for(arm.name, seeds) for arm in self.arms}
-        return {run.id for arm in self.arms for run in arm.runs[: ends[arm.name]]}
+        of_first = reference_runs(seeds, self.looks[-1], self.pool)
+        ends = {arm.name: of_first if arm.name in first else seeds for arm in self.arms}
+        return {run.id for arm in self.arms for run in arm.runs[: self.trials + ends[arm.name]]}
 
     @property
     def runs_of(self) -> dict[str, Sequence[PlannedRun]]:
@@ -226,16 +223,9 @@ def setting(value: object, declared: bool = False) -> str:
     return text + (" *" if declared else "")
 
 
-def in_order(plan: Plan, places: Container[tuple[str, int]] | None = None) -> list[PlannedRun]:
-    """The runs seed by seed, so that a study that is stopped early has results of every arm.
-    Shared runs appear once.
-
-    Args:
-        places: only these: the name of an arm, and a position among its runs.
-    """
-    found: dict[str, PlannedRun] = {}
-    for n in range(max(len(arm.runs) for arm in plan.arms)):
-        for arm in plan.arms:
-            if n < len(arm.runs) and (places is None or (arm.name, n) in places):
-                found[arm.runs[n].id] = arm.runs[n]
-    return [*found.values()]
+def in_order(plan: Plan, ids: Container[str] | None = None) -> list[PlannedRun]:
+    """All runs, or those with these ids, seed by seed, so that a study that is stopped early has
+    results of every arm. Shared runs appear once."""
+    by_seed = zip_longest(*(arm.runs for arm in plan.arms))
+    found = {run.id: run for runs in by_seed for run in runs if run}
+    return [run for run in found.values() if ids is None or run.id in ids]

@@ -76,7 +76,7 @@ class Runner:
         self._until = math.inf if max_hours is None else time.monotonic() + max_hours * 3600
         self._stay, self._waits_for_others = stay, waits_for_others or only is None
         self._schedules = only is None
-        chosen = [] if only is None else [run for run in in_order(runs.plan) if run.id in only]
+        chosen = [] if only is None else in_order(runs.plan, only)
         self._waiting = deque((run, 1) for run in chosen)
         self._met = {run.id for run in chosen}
         self._ended: dict[str, float | None] = {}

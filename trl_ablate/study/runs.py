@@ -48,21 +48,19 @@ def needed(plan: Plan, finished: Finished) -> list[PlannedRun]:
     """The runs that are known to be needed so far, whether or not they have ended."""
     if plan.tuning is None:
         return in_order(plan)
-    fresh = range(plan.trials, max(len(arm.runs) for arm in plan.arms))
-    places: set[tuple[str, int]] = set()
+    runs, ids = plan.runs_of, set[str]()
     for each in tuned(plan, finished):
         names = plan.tuning.arms[each.arm]
-        places |= {(names[value], seed) for value, seed in each.standing.trials}
-        places |= {(name, n) for name in (each.best, each.at_reference) if name for n in fresh}
-    return in_order(plan, places)
+        ids |= {runs[names[value]][seed].id for value, seed in each.standing.trials}
+        for name in filter(None, (each.best, each.at_reference)):
+            ids |= {run.id for run in runs[name][plan.trials :]}
+    return in_order(plan, ids)
 
 
 def up_to_next_look(plan: Plan, analysis: "Analysis") -> dict[str, int]:
     """How many seeds of each arm the next look of every undecided comparison needs, and how many
     the others have used."""
-    seeds = dict.fromkeys(plan.names, 0)
-    if len(seeds) == 1:
-        return dict.fromkeys(seeds, plan.looks[0])
+    seeds = dict.fromkeys(plan.names, 0 if analysis.decisive else plan.looks[0])
     for name, comparison in analysis.decisive.items():
         used = comparison.next_look or comparison.n or plan.looks[0]  # same runs: 0
         other = analysis.reference_of(name).name
@@ -221,7 +219,7 @@ class StudyRuns:
             of_arm = {arm: of_arm[name][plan.trials :] for arm, name in best.items() if name}
         seeds = up_to_next_look(plan, self.analysis)
         wanted = {run.id for arm, own in of_arm.items() for run in own[: seeds[arm]]}
-        return [run for run in in_order(plan) if run.id in wanted - self.done]
+        return in_order(plan, wanted - self.done)
 
     @property
     def unlogged(self) -> str:
