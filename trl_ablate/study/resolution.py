@@ -301,7 +301,7 @@ def _check_start(resolved: Resolved) -> None:
     task, config = resolved.task, resolved.config
     check_quantization(config, resolved.model)
     for setting in named("code"):
-        for place in map(code_place, texts_in(getattr(task, setting))):
+        for place in map(code_place, texts_in(setting, getattr(task, setting))):
             if place is not None and place.is_file:
                 check_file(place, setting)
     train = _check_prompts(task, "train")

@@ -152,6 +152,9 @@ def test_a_plan_refuses_what_its_runs_would_refuse(write, tmp_path, capsys, case
     assert planned(study).arms  # for the report of runs that are done
 
 
+REWARD = "{path: 'reward.py:score', kwargs: {file: x.py}}"
+
+
 @pytest.mark.parametrize(
     ("recipe", "profile"), [("mine", "own"), ("mine", "profiles/own.yaml"), ("grpo", "own.yaml")]
 )
@@ -165,7 +168,7 @@ def test_a_study_does_not_depend_on_where_its_command_is_typed(
     (task / "mine.yaml").write_text("extends: grpo.yaml\nbeta: 0.1\n")
     (task / "study.yaml").write_text(
         f"question: q\nseeds: [0]\nprofile: {profile}\narms: {{a: {recipe}.yaml, "
-        f"b: {{recipe: {recipe}.yaml, overrides: {{reward_funcs: ['reward.py:score']}}}}}}\n"
+        f"b: {{recipe: {recipe}.yaml, overrides: {{reward_funcs: [{REWARD}]}}}}}}\n"
     )
     for place in (tmp_path, task):
         code = f"def score(completions, **kwargs): return {place.name!r}\n"
@@ -177,7 +180,7 @@ def test_a_study_does_not_depend_on_where_its_command_is_typed(
     assert plans[0].runs().keys() == plans[1].runs().keys()
     for plan in plans:
         rewards = [arm.values["reward_funcs"] for arm in plan.arms]
-        assert rewards == [None, [f"{task}/reward.py:score"]]
+        assert rewards == [None, [{"path": f"{task}/reward.py:score", "kwargs": {"file": "x.py"}}]]
         run = plan.arms[1].runs[0]
         assert run.id == id_of(run.words[0], run.words[1:])
 

@@ -61,7 +61,7 @@ OWN = """
 extends: grpo.yaml
 dataset: data
 template: prompt.txt
-reward_funcs: ['code/reward.py:score', {path: r2.py:other}, accuracy_reward]
+reward_funcs: ['code/reward.py:score', {path: r2.py:other, kwargs: {file: /x.py}}, accuracy_reward]
 tools: ['code/reward.py:tool']
 eval_sets: {more: {dataset: more.jsonl}}
 """

@@ -75,12 +75,15 @@ def profile_asked(words: Sequence[str]) -> str:
     return words[words.index("--profile") + 1] if "--profile" in words else NO_PROFILE
 
 
-def texts_in(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
+def texts_in(key: str, value: Any) -> Iterator[str]:
+    """Every text in the value of a setting that may name code or a file; of a reward its path."""
+    if isinstance(value, dict):
+        value = [value.get("path")] if key == "reward_funcs" else [*value.values()]
+    if isinstance(value, list):
+        for one in value:
+            yield from texts_in(key, one)
+    elif isinstance(value, str):
         yield value
-    elif isinstance(value, list | dict):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from texts_in(one)
 
 
 def _layers(recipe: Path, words: Sequence[str]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
@@ -116,9 +119,11 @@ def _named(settings: Mapping[str, Any], folder: Path) -> list[Path]:
     code, worlds = named("code"), named("world")
     naming = (*code, *worlds, *named("dataset", "file"))
     given = {key: value for key, value in given.items() if key in naming}
-    models = {text for key in worlds for text in texts_in(given.get(key)) if not world_file(text)}
+    models = {
+        text for key in worlds for text in texts_in(key, given.get(key)) if not world_file(text)
+    }
     for key, value in given.items():
-        for text in {*texts_in(value)} - models:
+        for text in {*texts_in(key, value)} - models:
             file, name = file_and_name(world_file(text) or text)
             if key in code and not name:
                 _check_module(key, text)
