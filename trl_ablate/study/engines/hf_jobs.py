@@ -26,6 +26,7 @@ from huggingface_hub import HfApi, errors, get_token
 from huggingface_hub.utils import disable_progress_bars
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.named_code import one_line
 from trl_ablate.study.engines import shipping
 from trl_ablate.study.engines.shipping import Bundle, DetachedEngine
 from trl_ablate.study.planned import Plan
@@ -110,7 +111,7 @@ class JobsEngine(DetachedEngine):
             )  # fmt: skip
         except (*OF_THE_HUB, ValueError) as error:
             raise ConfigurationError(
-                f"--engine hf_jobs: the Hub does not start the job ({shipping.short(error)}); "
+                f"--engine hf_jobs: the Hub does not start the job ({one_line(error)}); "
                 "check --namespace, --flavor and --timeout, the token's rights, and the network"
             ) from error
         return f"{repo.split('/')[0]}/{job.id}"

@@ -28,10 +28,11 @@ from ray import exceptions
 from ray.exceptions import RayError
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.named_code import one_line
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.folders import part_of, put_back, replace_folder
 from trl_ablate.study.engines import SECONDS_TO_END, THREAD_VARIABLES, Job, Process
-from trl_ablate.study.engines.shipping import Bundle, copy_code, pack, short, working
+from trl_ablate.study.engines.shipping import Bundle, copy_code, pack, working
 from trl_ablate.study.planned import Plan
 
 LOST = (
@@ -148,10 +149,10 @@ class RayProcess(Process):
             except LOST as loss:
                 losses += 1
                 if losses > LOSSES:
-                    return self._give_up(1, f"lost {losses} times: {short(loss)}")
-                self._results.say(f"--- node lost, restarted on another: {short(loss)}")
+                    return self._give_up(1, f"lost {losses} times: {one_line(loss)}")
+                self._results.say(f"--- node lost, restarted on another: {one_line(loss)}")
             except RayError as error:
-                return self._give_up(1, f"Ray: {short(error)}")
+                return self._give_up(1, f"Ray: {one_line(error)}")
         return self._give_up(-signal.SIGKILL, "--- cancelled")
 
     def _of_one_worker(self) -> int:

@@ -27,6 +27,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.named_code import one_line
 from trl_ablate.recipe.named_files import profile_file
 from trl_ablate.recipe.places import PACKAGE, SHIPPED
 from trl_ablate.run.directory import RunDirectory
@@ -128,11 +129,6 @@ def working(bundle: Bundle, home: Path, *, code: Path, cwd: Path) -> Iterator[Lo
         directory.update(git=bundle.git)
 
 
-def short(error: BaseException) -> str:
-    """An error of a service or cluster, on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
 def requirements(extra: str) -> list[str]:
     """The requirements of this package and of one of its extras, from its metadata."""
     found = [Requirement(line) for line in importlib.metadata.requires("trl-ablate") or []]
@@ -191,7 +187,7 @@ class DetachedProcess(Process):
             try:
                 answer = self._engine.answer(self._call)
             except Exception as error:  # the call failed, so it has ended, too
-                answer, reason = 1, f"{self._engine.name}: {short(error)}\n"
+                answer, reason = 1, f"{self._engine.name}: {one_line(error)}\n"
             if answer is not None:
                 self._fetch()
                 with self._job.log.open("a", encoding="utf-8") as log:
