@@ -83,6 +83,13 @@ def test_a_job_that_the_hub_ends_is_a_failure_with_its_reason(hub, store):
     assert "ended as CANCELED" in store.state(failed).reason
 
 
+def test_a_token_that_no_longer_counts_ends_no_run(hub, store):
+    hub.faults.append(Fault("GET /api/jobs", status=401))
+    with pytest.raises(ConfigurationError, match="the Hub does not show job .*; check the token"):
+        Runner(StudyRuns(PLAN, store), engine(PLAN), retries=0).run()
+    assert {store.state(run_id).status for run_id in PLAN.runs()} == {"running"}
+
+
 @pytest.mark.parametrize("asked", [False, True])
 def test_checkpoints_come_along_when_asked(hub, tmp_path, asked):
     hub.create(REPO, private=True)

@@ -37,6 +37,8 @@ BUNDLE, ENDED, CODE = "bundle.tar.gz", "ended", "code"
 ON_GPU, ON_CPU = "a10g-large", "cpu-upgrade"
 PASSING = (408, 429, 500, 502, 503, 504)
 """Status codes of temporary failures."""
+FORBIDDEN = (401, 403)
+"""Status codes of a token that does not count; the job may go on."""
 CONFLICTS = (409, 412)
 """Status codes of a repository that takes another commit."""
 WAITS = [5.0 * 2**i for i in range(10)]
@@ -146,6 +148,11 @@ class JobsEngine(DetachedEngine):
         except errors.HfHubHTTPError as error:
             if error.response.status_code in PASSING:
                 return None
+            if error.response.status_code in FORBIDDEN:
+                raise ConfigurationError(
+                    f"--engine hf_jobs: the Hub does not show job {call} ({one_line(error)}); "
+                    "check the token and its rights, then fetch the run"
+                ) from error
             raise
         except (errors.HTTPError, errors.LocalEntryNotFoundError):
             return None

@@ -186,6 +186,8 @@ class DetachedProcess(Process):
             reason = ""
             try:
                 answer = self._engine.answer(self._call)
+            except ConfigurationError:
+                raise
             except Exception as error:  # the call failed, so it has ended, too
                 answer, reason = 1, f"{self._engine.name}: {one_line(error)}\n"
             if answer is not None:
