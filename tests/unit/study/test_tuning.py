@@ -5,7 +5,6 @@ import random
 import pytest
 
 from tests.support.tuned_study import tuned_plan
-from trl_ablate.study.outline import tuning_text
 from trl_ablate.study.runs import bounds, needed, next_runs, tuned
 from trl_ablate.study.tuning import make_tuning, standing, trials_per_arm
 
@@ -96,6 +95,3 @@ def test_the_bounds_hold_and_trials_are_as_many_whatever_they_show(halving):
         trials = {len(each.standing.trials) for each in tuned(plan, finished)}
         assert trials == {trials_per_arm(plan.tuning)}
     assert (least, most) == (min(sizes), max(sizes))
-    text = tuning_text(plan, plan.tuning, {})
-    assert "of each of 3 arms (3 values of lr, 2 tuning seeds" in text
-    assert f"{least} to {most} runs in all" in text
