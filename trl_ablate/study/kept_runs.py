@@ -21,7 +21,7 @@ from trl_ablate.run.json_files import read_object, write_jsonl
 from trl_ablate.study.cleaning import written_by
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.runs import StudyRuns
-from trl_ablate.study.store import RunStore
+from trl_ablate.study.store import DONE, RunStore
 
 OF_THE_MACHINE = ("command", "host")
 """Entries of a run's record that name a machine's folders, or the machine."""
@@ -116,13 +116,13 @@ def restore(
     study: StudyRuns, file: Path, say: Callable[[str], None] = lambda text: None
 ) -> list[str]:
     """Put those runs of a file into the store that the study has and that are not done; returns
-    their ids. A run that a process works on is left alone; so is, and is named, one whose folder
-    has checkpoints or files of the user."""
+    their ids. A run that a process or a service works on is left alone; so is, and is named, one
+    whose folder has checkpoints or files of the user."""
     store, wanted = study.store, study.plan.runs()
     runs, restored = kept(file), []
     for run_id in sorted(wanted.keys() & runs.keys()):
         lock = store.lock(run_id)
-        if store.state(run_id).done or not lock.acquire():
+        if store.state(run_id).status in (*DONE, "running") or not lock.acquire():
             continue
         try:
             run = store.directory(run_id, wanted[run_id].folder)

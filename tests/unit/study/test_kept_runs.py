@@ -89,6 +89,9 @@ def test_what_is_done_in_use_or_not_asked_for_is_left_alone(study, file, tmp_pat
     assert other.lock(in_use).acquire()
     write_run(other, wanted.runs()[done], ARMS["a"], learning_rows(7, top=0.1))
     before = other.directory(done).metrics_file.read_bytes()
+    other.away(asked).touch()  # as where a service does it
+    assert restore(StudyRuns(wanted, other), file) == []
+    other.away(asked).unlink()
     assert restore(StudyRuns(wanted, other), file) == [asked]
     assert other.directory(done).metrics_file.read_bytes() == before
     folders = [path.name for path in other.path.iterdir() if path.is_dir()]
