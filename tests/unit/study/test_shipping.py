@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from trl_ablate import miniature
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import PACKAGE
+from trl_ablate.run.directory import RunDirectory
 from trl_ablate.study.engines import PROGRAM, Job
 from trl_ablate.study.engines.shipping import DetachedProcess, copy_code, pack, requirements
 
@@ -43,6 +44,27 @@ def test_a_run_is_fetched_under_the_name_that_it_was_sent_with(tmp_path):
     assert DetachedProcess(replace(one, away=away), found).poll() == 1
     assert (one.directory / "run.json").exists() and not away.exists()
     assert one.log.read_text() == "trained\nmodal: TimeoutError: 24 hours are over\n"
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_files_of_any_size_come_back_from_a_cluster(tmp_path, monkeypatch, asked):
+    ray = pytest.importorskip("trl_ablate.study.engines.ray", reason="ray is not installed")
+    monkeypatch.setattr(ray, "PIECE_BYTES", 4)
+    one, there = job(tmp_path), RunDirectory(tmp_path / "there")
+    files = {"run.json": "a long record", "rollouts/empty": "", "metrics.jsonl": "rows",
+             "log": "a file of the user", "checkpoint-5/weights": "heavy"}  # fmt: skip
+    for name, text in files.items():
+        (there.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (there.path / name).write_text(text)
+    worker, results = ray.Worker.__new__(ray.Worker), ray.Results(one)
+    worker._directory, worker._log, worker._checkpoints = there, there.path / "log", asked
+    worker._complete = worker._process = SimpleNamespace(wait=lambda *seconds: 3)
+    results.begin()
+    codes = [results.take(piece) for piece in worker.follow()]
+    assert codes == [None] * (len(codes) - 1) + [3] and one.log.read_text() == files["log"]
+    found = {str(path.relative_to(one.directory)): path.read_text()
+             for path in one.directory.rglob("*") if path.is_file()}  # fmt: skip
+    assert found == {name: files[name] for name in files if asked or "checkpoint" not in name}
 
 
 def test_what_travels_is_the_package_as_it_is_installed(tmp_path):
