@@ -3,7 +3,7 @@
 import json
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ def make_plan(
             values={key: settings.get(key) for key in keys},
             inert={},
             warnings=(),
-            grpo_steps=entries.get("grpo_steps", 20),
-            optimizer_steps=entries.get("grpo_steps", 20),
+            grpo_steps=20,
+            optimizer_steps=20,
             evaluations=6,
             runs=tuple(
                 PlannedRun(
@@ -126,16 +126,22 @@ def write_run(
     return directory
 
 
-def write_study(
-    folder: Path, arms: Mapping[str, Mapping[str, Any]], seeds: Sequence[int] = (0, 1, 2),
-    *, steps: int = 20,
-) -> tuple[Plan, RunStore]:  # fmt: skip
-    """A finished study. An arm's settings are what `learning_rows` takes: top, collapse."""
-    plan, store = make_plan(arms, seeds, grpo_steps=steps), RunStore(folder)
-    for number, (arm, settings) in enumerate(zip(plan.arms, arms.values(), strict=True)):
+def do(plan: Plan, store: RunStore, ids: Container[str], *, status: str = "finished") -> None:
+    """Do the runs with these ids, each by its arm's settings: top, and collapse if it has it."""
+    for number, arm in enumerate(plan.arms):
+        shape = {key: arm.declared[key] for key in ("top", "collapse") if key in arm.declared}
         for run in arm.runs:
-            rows = learning_rows(1000 * number + run.seed, steps=steps, **settings)
-            write_run(store, run, settings, rows)
+            if run.id in ids and not store.state(run.id).done:
+                rows = learning_rows(1000 * number + run.seed, **shape)
+                write_run(store, run, arm.declared, rows, status=status)
+
+
+def write_study(
+    folder: Path, arms: Mapping[str, Mapping[str, Any]], seeds: Sequence[int] = (0, 1, 2)
+) -> tuple[Plan, RunStore]:
+    """A finished study."""
+    plan, store = make_plan(arms, seeds), RunStore(folder)
+    do(plan, store, plan.runs())
     return plan, store
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.support.synthetic_study import learning_rows, make_plan, write_run
+from tests.support.synthetic_study import do, make_plan
 from tests.support.tuned_study import tuned_plan
 from trl_ablate.cli import study_runs
 from trl_ablate.study import expected_hours
@@ -24,19 +24,11 @@ from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 
 ARMS = {"grpo": {"top": 0.8}, "worse": {"top": 0.4}, "alike": {"top": 0.801}}
+"""`grpo` and `alike` differ by noise alone."""
 LOOKING = replace(make_plan(ARMS, range(8), looks=(3, 5, 8)), study="looking")
 FIXED = replace(
     make_plan({"grpo": ARMS["grpo"], "worse": ARMS["worse"], "own": {"top": 0.6}}), study="fixed"
 )
-
-
-def do(plan: Plan, store: RunStore, run_ids, status: str = "finished") -> None:
-    """Do these runs. The arms `grpo` and `alike` differ by noise alone."""
-    for number, arm in enumerate(plan.arms):
-        for run in arm.runs:
-            if run.id in run_ids and not store.state(run.id).done:
-                rows = learning_rows(1000 * number + run.seed, arm.declared["top"])
-                write_run(store, run, arm.declared, rows, status=status)
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.support.synthetic_study import learning_rows, write_run
+from tests.support.synthetic_study import do
 from tests.support.tuned_study import tuned_plan
 from trl_ablate.study.expected_hours import total_of
 from trl_ablate.study.factors import read_design
 from trl_ablate.study.kept_runs import keep, kept
 from trl_ablate.study.outline import grid
-from trl_ablate.study.planned import Plan, PlannedRun
+from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.runs import StudyRuns, next_runs
 from trl_ablate.study.store import RunStore
@@ -23,18 +23,9 @@ TOPS = {"ref": [0.4, 0.7, -0.8], "other": [0.701, 0.3, -0.4]}
 """Nearly equal at their own best; `other` is worse at the second value, which is best for `ref`."""
 
 
-def do(plan: Plan, store: RunStore, runs: list[PlannedRun]) -> None:
-    for run in runs:
-        number, arm = next((i, arm) for i, arm in enumerate(plan.arms) if run in arm.runs)
-        rows = learning_rows(
-            1000 * number + run.seed, arm.declared["top"], collapse=arm.declared.get("collapse")
-        )
-        write_run(store, run, arm.declared, rows)
-
-
 def do_all(plan: Plan, store: RunStore) -> RunStore:
     while coming := StudyRuns(plan, store).next:
-        do(plan, store, coming)
+        do(plan, store, [run.id for run in coming])
     return store
 
 
@@ -103,14 +94,14 @@ def test_doubts_about_a_choice_are_named(tmp_path):
     plan, store = tuned_plan(TOPS), RunStore(tmp_path / "runs")
     # before any trial the estimate is that of the worst case: 3 fresh runs of `ref`, 6 of `other`
     assert len(total_of([StudyRuns(plan, store)])[1].worst.runs) == 12 + 9
-    trials = next_runs(plan, {})
+    trials = [run.id for run in next_runs(plan, {})]
     do(plan, store, trials[:5])
     own, shared, tuning = report(plan, store, tmp_path)
     assert "Each arm at its own best lr (ref not known yet, other not known yet)" in own
     assert "ref: tuning is not complete, 3 of 6 trials have an outcome" in tuning and not shared
     do(plan, store, trials[5:])
-    store.directory(trials[0].id).update(status="failed", reason="it died")
-    do(plan, store, StudyRuns(plan, store).next)
+    store.directory(trials[0]).update(status="failed", reason="it died")
+    do_all(plan, store)
     own, _, tuning = report(plan, store, tmp_path)
     assert "ref: 1 of 6 trials have no outcome; the choice rests on the others." in tuning
     assert "other is " in own
