@@ -21,11 +21,11 @@ COUNTS = (
 CHANGE_THE_DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Arguments of generation that change how tokens are sampled."""
 
-OF_THE_SUM = {
-    "group_filter": "none", "outcome_gate": None, "hard_group_exponent": 0.0, "reward_noise": 0.0,
-    "placebo": None, "overlong_penalty": 0.0, "kl_in": "loss",
-}  # fmt: skip
-"""Switches that act on the sum of the rewards, and their values that change nothing."""
+OF_THE_SUM = (
+    "group_filter", "outcome_gate", "hard_group_exponent", "reward_noise", "placebo",
+    "overlong_penalty", "kl_in",
+)  # fmt: skip
+"""Switches that act on the sum of the rewards, but for their defaults."""
 
 ONE_SEQUENCE = {"num_return_sequences": 1, "n": 1, "return_dict_in_generate": False}
 """What `generation_kwargs` may not change: TRL repeats each prompt itself, and expects tokens."""
@@ -34,11 +34,9 @@ METRIC_SCHEDULERS = ("reduce_lr_on_plateau", "greedy")
 """Learning rate schedulers that follow a metric."""
 
 
-def _refuse(*rules: tuple[Any, str]) -> None:
-    """Raise the sentence of the first condition that holds."""
-    for holds, sentence in rules:
-        if holds:
-            raise ConfigurationError(sentence)
+def _refuse_if(holds: Any, sentence: str) -> None:
+    if holds:
+        raise ConfigurationError(sentence)
 
 
 def check_switches(config: Any) -> None:
@@ -46,46 +44,41 @@ def check_switches(config: Any) -> None:
         check_range(name, getattr(config, name), Range(least=1))
     group = config.num_generations or 0
     best_of_others = config.baseline == "best_of_others"
-    _refuse(
-        (
-            (config.baseline == "leave_one_out" or best_of_others) and group < 2,
-            f"baseline '{config.baseline}' needs two or more completions per prompt, but "
-            f"num_generations is {config.num_generations}; set num_generations to 2 or more, or "
-            "use another baseline",
-        ),
-        (
-            best_of_others and (config.best_of or 0) > group,
-            f"best_of is {config.best_of}, but a group has {group} completions; lower best_of, or "
-            "raise num_generations",
-        ),
-        (
-            config.surrogate in ("no_clip", "probability") and config.delta is not None,
-            f"surrogate '{config.surrogate}' does not limit the ratio, but delta {config.delta} "
-            "does; remove delta, or use surrogate 'clip'",
-        ),
-        (
-            config.positive_weight == 0 and config.negative_weight == 0,
-            "positive_weight and negative_weight are both 0, so no completion has a gradient; "
-            "raise one of them",
-        ),
+    _refuse_if(
+        (config.baseline == "leave_one_out" or best_of_others) and group < 2,
+        f"baseline '{config.baseline}' needs two or more completions per prompt, but "
+        f"num_generations is {config.num_generations}; set num_generations to 2 or more, or use "
+        "another baseline",
+    )
+    _refuse_if(
+        best_of_others and (config.best_of or 0) > group,
+        f"best_of is {config.best_of}, but a group has {group} completions; lower best_of, or "
+        "raise num_generations",
+    )
+    _refuse_if(
+        config.surrogate in ("no_clip", "probability") and config.delta is not None,
+        f"surrogate '{config.surrogate}' does not limit the ratio, but delta {config.delta} does; "
+        "remove delta, or use surrogate 'clip'",
+    )
+    _refuse_if(
+        config.positive_weight == 0 and config.negative_weight == 0,
+        "positive_weight and negative_weight are both 0, so no completion has a gradient; raise "
+        "one of them",
     )
     if config.multi_objective_aggregation != "normalize_then_sum":
         return
-    values = {name: getattr(config, name) for name in OF_THE_SUM}
-    given = [f"{name} {value}" for name, value in values.items() if value != OF_THE_SUM[name]]
-    _refuse(
-        (
-            config.baseline != "group_mean" or config.scale_rewards != "group",
-            "multi_objective_aggregation 'normalize_then_sum' has its own baseline and scale; for "
-            f"baseline '{config.baseline}' with scale_rewards '{config.scale_rewards}', use "
-            "'sum_then_normalize'",
-        ),
-        (
-            given,
-            f"{' and '.join(given)} acts on the sum of the rewards, but "
-            "multi_objective_aggregation 'normalize_then_sum' normalises each of them; use "
-            "'sum_then_normalize'",
-        ),
+    _refuse_if(
+        config.baseline != "group_mean" or config.scale_rewards != "group",
+        "multi_objective_aggregation 'normalize_then_sum' has its own baseline and scale; for "
+        f"baseline '{config.baseline}' with scale_rewards '{config.scale_rewards}', use "
+        "'sum_then_normalize'",
+    )
+    changed = [name for name in OF_THE_SUM if getattr(config, name) != getattr(type(config), name)]
+    given = " and ".join(f"{name} {getattr(config, name)}" for name in changed)
+    _refuse_if(
+        given,
+        f"{given} acts on the sum of the rewards, but multi_objective_aggregation "
+        "'normalize_then_sum' normalises each of them; use 'sum_then_normalize'",
     )
 
 
@@ -95,19 +88,16 @@ def check_batches(config: Any) -> None:
     accumulated = config.gradient_accumulation_steps
     values = {name: getattr(config, name) for name in ("grpo_steps", "optimizer_batch_size")}
     counted = [f"{name} {value}" for name, value in values.items() if value is not None]
-    _refuse(
-        (
-            counted and microbatches % accumulated and accumulated % microbatches,
-            f"{' and '.join(counted)} needs whole optimizer steps, but {microbatches} "
-            f"microbatches per rollout batch cannot be divided into optimizer steps of "
-            f"{accumulated}; make generation_batch_size × num_iterations a multiple of the "
-            "completions per optimizer step",
-        ),
-        (
-            (config.grpo_steps or 0) * microbatches % accumulated,
-            f"grpo_steps {config.grpo_steps} does not fill its last optimizer step, which takes "
-            f"{accumulated // microbatches} rollout batches; make it a multiple of them",
-        ),
+    _refuse_if(
+        counted and microbatches % accumulated and accumulated % microbatches,
+        f"{' and '.join(counted)} needs whole optimizer steps, but {microbatches} microbatches per "
+        f"rollout batch cannot be divided into optimizer steps of {accumulated}; make "
+        "generation_batch_size × num_iterations a multiple of the completions per optimizer step",
+    )
+    _refuse_if(
+        (config.grpo_steps or 0) * microbatches % accumulated,
+        f"grpo_steps {config.grpo_steps} does not fill its last optimizer step, which takes "
+        f"{accumulated // microbatches} rollout batches; make it a multiple of them",
     )
 
 
@@ -115,75 +105,64 @@ def check_generation(config: Any) -> None:
     longest = config.max_completion_length
     engine = config.vllm_max_model_length if config.use_vllm else None
     given: Any = config.generation_kwargs or {}
-    # Without vLLM, the log-probabilities of a sampler that differs are computed from its weights
-    known = config.sampler_differs and not config.use_vllm
+    _refuse_if(
+        isinstance(config.stop, str) or "" in (config.stop or ()),
+        f"stop is {config.stop!r}; give a list of texts such as ['</answer>'], none of them empty",
+    )
+    _refuse_if(
+        config.min_tokens > (longest or config.min_tokens),
+        f"min_tokens {config.min_tokens} is more than max_completion_length {longest}; lower it",
+    )
+    _refuse_if(
+        config.min_tokens and config.use_transformers_continuous_batching,
+        f"min_tokens is {config.min_tokens}, but transformers' continuous batching has no minimum "
+        "length; set min_tokens to 0, or use_transformers_continuous_batching to false",
+    )
+    _refuse_if(
+        engine is not None and (longest or 0) >= engine,
+        f"max_completion_length {longest} leaves no tokens for a prompt in vllm_max_model_length "
+        f"{engine}; lower max_completion_length, or raise vllm_max_model_length",
+    )
+    for name, only in ONE_SEQUENCE.items():
+        _refuse_if(
+            given.get(name, only) != only,
+            f"generation_kwargs has {name} {given.get(name)}, but a rollout is one sequence of "
+            "tokens a row; leave it out, and set num_generations for larger groups",
+        )
+    _refuse_if(
+        config.deterministic and config.use_vllm and config.vllm_mode == "server",
+        "deterministic does not reach a vLLM server, which reads its own environment; use "
+        "vllm_mode 'colocate', or start the server with VLLM_BATCH_INVARIANT=1 and set "
+        "full_determinism",
+    )
+    _refuse_if(
+        "seed" in given,
+        "a seed in generation_kwargs would give every completion of a group the same tokens; "
+        "remove it and use --seed",
+    )
     changed = [f"{name} in generation_kwargs" for name in CHANGE_THE_DISTRIBUTION if name in given]
     if config.repetition_penalty != 1.0:
         changed.append(f"repetition_penalty {config.repetition_penalty}")
-    _refuse(
-        (
-            isinstance(config.stop, str) or "" in (config.stop or ()),
-            f"stop is {config.stop!r}; give a list of texts such as ['</answer>'], none of them "
-            "empty",
-        ),
-        (
-            config.min_tokens > (longest or config.min_tokens),
-            f"min_tokens {config.min_tokens} is more than max_completion_length {longest}; "
-            "lower it",
-        ),
-        (
-            config.min_tokens and config.use_transformers_continuous_batching,
-            f"min_tokens is {config.min_tokens}, but transformers' continuous batching has no "
-            "minimum length; set min_tokens to 0, or use_transformers_continuous_batching to "
-            "false",
-        ),
-        (
-            engine is not None and (longest or 0) >= engine,
-            f"max_completion_length {longest} leaves no tokens for a prompt in "
-            f"vllm_max_model_length {engine}; lower max_completion_length, or raise "
-            "vllm_max_model_length",
-        ),
-        *(
-            (
-                given.get(name, only) != only,
-                f"generation_kwargs has {name} {given.get(name)}, but a rollout is one sequence "
-                "of tokens a row; leave it out, and set num_generations for larger groups",
-            )
-            for name, only in ONE_SEQUENCE.items()
-        ),
-        (
-            config.deterministic and config.use_vllm and config.vllm_mode == "server",
-            "deterministic does not reach a vLLM server, which reads its own environment; use "
-            "vllm_mode 'colocate', or start the server with VLLM_BATCH_INVARIANT=1 and set "
-            "full_determinism",
-        ),
-        (
-            "seed" in given,
-            "a seed in generation_kwargs would give every completion of a group the same "
-            "tokens; remove it and use --seed",
-        ),
-        (
-            known and changed,
-            f"{' and '.join(changed)} changes the sampling distribution, whose log-probabilities "
-            "rollout_staleness, sampler_dtype and correct_truncation need; remove it, or use the "
-            "settings temperature, top_p, top_k and min_p",
-        ),
+    _refuse_if(
+        # Without vLLM, the log-probabilities of a sampler that differs come from its weights
+        config.sampler_differs and not config.use_vllm and changed,
+        f"{' and '.join(changed)} changes the sampling distribution, whose log-probabilities "
+        "rollout_staleness, sampler_dtype and correct_truncation need; remove it, or use the "
+        "settings temperature, top_p, top_k and min_p",
     )
 
 
 def check_evaluation(config: Any) -> None:
     samples = config.num_generations_eval or config.num_generations or 1
-    _refuse(
-        (
-            config.evaluation == "trl" and config.eval_by is not None,
-            f"eval_by '{config.eval_by}' needs evaluation 'one_shot', but evaluation is 'trl'; "
-            "change one of the two",
-        ),
-        (
-            config.eval_temperature == 0 and samples > 1,
-            f"eval_temperature 0 is greedy, so the {samples} samples of a prompt would be the "
-            "same; set num_generations_eval to 1, or eval_temperature to more than 0",
-        ),
+    _refuse_if(
+        config.evaluation == "trl" and config.eval_by is not None,
+        f"eval_by '{config.eval_by}' needs evaluation 'one_shot', but evaluation is 'trl'; change "
+        "one of the two",
+    )
+    _refuse_if(
+        config.eval_temperature == 0 and samples > 1,
+        f"eval_temperature 0 is greedy, so the {samples} samples of a prompt would be the same; "
+        "set num_generations_eval to 1, or eval_temperature to more than 0",
     )
 
 
@@ -194,11 +173,11 @@ def follow_the_best_metric(config: Any) -> None:
     if config.evaluation == "trl" or not followed:
         return
     metric = config.metric_for_best_model or config.best_metric
-    if metric.endswith("loss"):
-        raise ConfigurationError(
-            f"metric_for_best_model is '{metric}', but evaluation 'one_shot' computes no loss; "
-            "use a metric such as eval_reward, or evaluation 'trl'"
-        )
+    _refuse_if(
+        metric.endswith("loss"),
+        f"metric_for_best_model is '{metric}', but evaluation 'one_shot' computes no loss; use a "
+        "metric such as eval_reward, or evaluation 'trl'",
+    )
     config.metric_for_best_model = metric
     if config.greater_is_better is None:
         config.greater_is_better = True

@@ -64,9 +64,8 @@ class AblationConfig(Switches, GRPOConfig):
     def optimizer_steps_per_rollout(self) -> int:
         """Optimizer steps on one rollout batch: iterations × rollout batch / optimizer batch; 1 if
         several rollout batches share an optimizer step, or the quotient is not a whole number."""
-        microbatches = self.steps_per_generation * self.num_iterations
-        whole, rest = divmod(microbatches, self.gradient_accumulation_steps)
-        return 1 if rest else whole
+        batches = self.grpo_steps_per_optimizer_step
+        return batches.denominator if batches.numerator == 1 else 1
 
     @property
     def grpo_steps_per_optimizer_step(self) -> Fraction:

@@ -35,22 +35,17 @@ class Template:
     follows an empty line, if that contains `{question}`); else it is the whole prompt.
     """
 
-    name: str
     conversational: bool
     stop: tuple[str, ...]  # generation ends at one of them, which is kept in the completion
-    rewards: tuple[str, ...]  # names, as in `rewards/<name>/mean`
-    reward_weights: tuple[float, ...]
+    rewards: Mapping[str, float]  # name, as in `rewards/<name>/mean`, and weight
 
 
-TEMPLATES: dict[str, Template] = {
-    template.name: template
-    for template in (
-        Template("r1_zero", False, ("</answer>",), ("r1_zero",), (1.0,)),
-        Template("question_only", False, (), ("question_only",), (1.0,)),
-        Template("last_number", True, (), ("last_number",), (1.0,)),
-        Template("reasoning_xml", True, ("</answer>",), ("format", "answer"), (1.0, 2.0)),
-        Template("think_xml", True, ("</answer>",), ("format", "answer"), (1.0, 2.0)),
-    )
+TEMPLATES = {
+    "r1_zero": Template(False, ("</answer>",), {"r1_zero": 1.0}),
+    "question_only": Template(False, (), {"question_only": 1.0}),
+    "last_number": Template(True, (), {"last_number": 1.0}),
+    "reasoning_xml": Template(True, ("</answer>",), {"format": 1.0, "answer": 2.0}),
+    "think_xml": Template(True, ("</answer>",), {"format": 1.0, "answer": 2.0}),
 }
 
 OWN_SUFFIXES = (".txt", ".jinja")
@@ -74,13 +69,13 @@ def get_template(name: str) -> Template:
 @cache
 def prompt_text(name: str, style: str = "full") -> str:
     """The text of a template's prompt, without a newline at its end."""
-    template = get_template(name)
+    get_template(name)  # refuses an unknown one
     if style not in get_args(PromptStyle):
         raise ConfigurationError(
             f"prompt style {style!r} is unknown; choose one of {', '.join(get_args(PromptStyle))}."
         )
     folder = PROMPT_DIR if style == "full" else PROMPT_DIR / style
-    return (folder / f"{template.name}.txt").read_text(encoding="utf-8").removesuffix("\n")
+    return (folder / f"{name}.txt").read_text(encoding="utf-8").removesuffix("\n")
 
 
 def prompt_writer(

@@ -57,7 +57,7 @@ def score_batch(
     weights). So a well-formed wrong answer gets 1, and a right answer in a wrong format gets 2.
     Without a verdict from the grader, `answer_reward` and `reward` are None for any format.
     """
-    weights = get_template(template).reward_weights
+    weights = tuple(get_template(template).rewards.values())
     found = [extract(template, completion) for completion in completions]
     verdicts = (grader or _default_grader()).grade([each.answer for each in found], golds)
     pairs = zip(found, verdicts, strict=True)

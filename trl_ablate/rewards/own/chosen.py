@@ -65,10 +65,9 @@ class Tools:
 
 def template_specs(template: str, eos_penalty: float = 0.0) -> list[RewardSpec]:
     """A template's own rewards as entries of `reward_funcs`."""
-    form = get_template(template)
-    worth = dict(zip(form.rewards, form.reward_weights, strict=True))
     penalty = {"eos_penalty": eos_penalty} if eos_penalty else {}
-    return [RewardSpec(name, weight) for name, weight in {**worth, **penalty}.items()]
+    worth = {**get_template(template).rewards, **penalty}
+    return [RewardSpec(name, weight) for name, weight in worth.items()]
 
 
 def build_rewards(
