@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trl_ablate.trainer.architectures import NOT_SHAREABLE, PACKABLE, RELATIVE, may_share
-from trl_ablate.trainer.forward_passes import Passes, forward_trimmed, groups_by_length
+from trl_ablate.trainer.forward_passes import Passes
 from trl_ablate.trainer.shared_prompts import forward_shared
 
 SMALL = {
@@ -99,7 +99,7 @@ def of_moving(model) -> float:
     """The largest change of a log-probability when rows of unequal length are moved to the left."""
     rows, forward = rows_of_three_prompts(), forward_of(model)
     padded = forward(*rows)[0] * rows[1][:, -rows[2] :]
-    return (forward_trimmed(forward, *rows)[0] - padded).abs().max().item()
+    return (Passes()(forward, *rows)[0] - padded).abs().max().item()
 
 
 @torch.no_grad()
@@ -114,7 +114,7 @@ def of_sharing(model) -> float:
     """Or the largest relative change of the gradient, between rows one by one and rows that share
     their prompts, in blocks of similar length."""
     rows, forward = rows_of_three_prompts(), forward_of(model)
-    shared, _ = forward_shared(forward, *rows, lambda one: groups_by_length(one, None, 6))
+    shared, _ = forward_shared(forward, *rows, least_saved=6)
     alone = one_by_one(forward, *rows)
     weights = torch.randn(alone.shape, generator=torch.Generator().manual_seed(2))
     found, wanted = (gradient(model, (one * weights).sum()) for one in (shared, alone))

@@ -151,6 +151,31 @@ def by_prompt(rows: Batch) -> Tensor:
     return places[torch.argsort(prompt_N, stable=True)]
 
 
+def groups_by_length(
+    lengths_N: Tensor, at_most: int | None = None, least_saved: int | None = None
+) -> list[Tensor]:
+    """The rows sorted by length, in groups of at most `at_most`; each is split where this saves at
+    least `least_saved` positions of padding."""
+    order_N = torch.argsort(lengths_N, stable=True)
+    groups = order_N.split(at_most or len(order_N))
+    if least_saved is None:
+        return list(groups)
+    return [part for rows in groups for part in _split(rows, lengths_N[rows], least_saved)]
+
+
+def _split(rows: Tensor, lengths_M: Tensor, least_saved: int) -> list[Tensor]:
+    """Split sorted rows where the shorter ones save most, as often as it is worth it."""
+    saved_M = torch.arange(len(rows), device=rows.device) * (lengths_M[-1] - lengths_M.roll(1))
+    at = int(saved_M.argmax())
+    if at == 0 or saved_M[at] < least_saved:
+        return [rows]
+    return [
+        part
+        for few in (slice(0, at), slice(at, None))
+        for part in _split(rows[few], lengths_M[few], least_saved)
+    ]
+
+
 def padded_fraction(batches: Sequence[Batch], passes: Any = None) -> float:
     """The share of padding among the positions of these microbatches, or, of all that these forward
     passes compute."""

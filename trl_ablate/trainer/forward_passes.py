@@ -20,7 +20,7 @@ from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 from trl.trainer import utils as trl_utils
 
 from trl_ablate.trainer.architectures import check_packs, may_move_rows, may_share
-from trl_ablate.trainer.batching import width_of
+from trl_ablate.trainer.batching import groups_by_length, width_of
 from trl_ablate.trainer.shared_prompts import (
     Found,
     computed_tokens,
@@ -33,8 +33,6 @@ from trl_ablate.trainer.temporary import replaced
 POSITIONS_OF_A_PASS = 256
 """On a CPU, a forward and backward pass of the miniature costs about as much as this many positions
 in a larger one. It is less in a larger model."""
-PADDING_OF_A_BLOCK = 256
-"""The padding that is worth one more call of attention."""
 WORTH = 0.7
 """Prompts are shared if this share of the positions, or less, is left: one long row costs more of
 a small model. With 0.78 left, the miniature's shape took 1.28 times as long as without sharing."""
@@ -63,10 +61,12 @@ def passes_of(trainer: Any) -> "Passes | None":
 
 @dataclass(frozen=True)
 class Passes:
-    """How forward passes are made; `multiple` and `least_saved` are those of `forward_trimmed`."""
+    """How forward passes are made."""
 
     multiple: int = 1
+    """Widths of trimmed rows are multiples of it."""
     least_saved: int | None = None
+    """Positions for which they are split into passes; None: they are not."""
     packs: bool = False
     shares: bool = False
 
@@ -78,18 +78,19 @@ class Passes:
         completion_length: int,
         rows_at_once: int | None = None,
     ) -> Found:
-        """The results of `forward` for each token, `(N, completion_length)` or None."""
-        rows = (ids_NL, mask_NL, completion_length)
-        if self.packs:
-            whole = forward_packed
-        elif self.worth_sharing(*rows):
-            blocks = partial(groups_by_length, least_saved=PADDING_OF_A_BLOCK)
-            whole = partial(forward_shared, blocks=blocks)
-        else:
-            return forward_trimmed(forward, *rows, rows_at_once, self.multiple, self.least_saved)
-        size = rows_at_once or len(ids_NL)
-        parts = zip(ids_NL.split(size), mask_NL.split(size), strict=True)
-        return joined([whole(forward, ids, mask, completion_length) for ids, mask in parts])
+        """The results of `forward(ids, mask, completion_length, labelled)` for each token, at lower
+        cost: `(N, completion_length)` each, or None, and 0 at padding. `labelled` is 1 at the
+        tokens whose results are used."""
+        if self.packs or self.worth_sharing(ids_NL, mask_NL, completion_length):
+            whole = forward_packed if self.packs else forward_shared
+            size = rows_at_once or len(ids_NL)
+            parts = zip(ids_NL.split(size), mask_NL.split(size), strict=True)
+            return joined([whole(forward, ids, mask, completion_length) for ids, mask in parts])
+        trimmed = partial(_moved_left, forward, width=completion_length, multiple=self.multiple)
+        groups = groups_by_length(mask_NL.sum(dim=1), rows_at_once, self.least_saved)
+        if len(groups) == 1:
+            return trimmed(ids_NL, mask_NL)
+        return joined([trimmed(ids_NL[rows], mask_NL[rows]) for rows in groups], groups)
 
     def worth_sharing(self, ids_NL: Tensor, mask_NL: Tensor, completion_length: int) -> bool:
         if not self.shares:
@@ -153,60 +154,11 @@ def of_responses(forward: Callable[..., tuple], model: Any) -> Callable[..., tup
     return call
 
 
-def forward_trimmed(
-    forward: Callable[..., tuple],
-    ids_NL: Tensor,
-    mask_NL: Tensor,
-    completion_length: int,
-    rows_at_once: int | None = None,
-    multiple: int = 1,
-    least_saved: int | None = None,
-) -> Found:
-    """The results of `forward(ids, mask, completion_length, labelled)` for each token, at lower
-    cost: `(N, completion_length)` each, or None, and 0 at padding.
-
-    Rows are taken in groups of similar length, each moved to the left, and cut to its longest row,
-    rounded up to a `multiple`. `labelled` is 1 at the tokens whose results are used.
-    """
-    groups = groups_by_length(mask_NL.sum(dim=1), rows_at_once, least_saved)
-    if len(groups) == 1:
-        return _moved_left(forward, ids_NL, mask_NL, completion_length, multiple)
-    parts = [
-        _moved_left(forward, ids_NL[rows], mask_NL[rows], completion_length, multiple)
-        for rows in groups
-    ]
-    return joined(parts, groups)
-
-
-def groups_by_length(
-    lengths_N: Tensor, at_most: int | None = None, least_saved: int | None = None
-) -> list[Tensor]:
-    """The rows sorted by length, in groups of at most `at_most`; each is split where this saves at
-    least `least_saved` positions of padding."""
-    order_N = torch.argsort(lengths_N, stable=True)
-    groups = order_N.split(at_most or len(order_N))
-    if least_saved is None:
-        return list(groups)
-    return [part for rows in groups for part in _split(rows, lengths_N[rows], least_saved)]
-
-
-def _split(rows: Tensor, lengths_M: Tensor, least_saved: int) -> list[Tensor]:
-    """Split sorted rows where the shorter ones save most, as often as it is worth it."""
-    saved_M = torch.arange(len(rows), device=rows.device) * (lengths_M[-1] - lengths_M.roll(1))
-    at = int(saved_M.argmax())
-    if at == 0 or saved_M[at] < least_saved:
-        return [rows]
-    return [
-        part
-        for few in (slice(0, at), slice(at, None))
-        for part in _split(rows[few], lengths_M[few], least_saved)
-    ]
-
-
 def _moved_left(
     forward: Callable[..., tuple], ids_NL: Tensor, mask_NL: Tensor, width: int, multiple: int
 ) -> Found:
-    """Forward pass with every row moved to the left, so that all padding is at its end.
+    """Forward pass with every row moved to the left, so that all padding is at its end, and cut to
+    the longest row.
 
     A token of a causal model does not depend on later tokens. So no mask is needed, attention uses
     its faster, purely causal path, and the width is that of the longest row. Padded separately,

@@ -23,8 +23,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from trl_ablate.trainer.batching import groups_by_length
+
 KEYWORD = "shared_prompts"
 """Of the model's forward pass."""
+PADDING_OF_A_BLOCK = 256
+"""The padding that is worth one more call of attention."""
 Found = tuple[Tensor | None, ...]
 """Results of a forward pass for each token, `(N, T)`; None for what it was not asked."""
 
@@ -51,13 +55,10 @@ def forward_shared(
     ids_NL: Tensor,
     mask_NL: Tensor,
     completion_length: int,
-    blocks: Callable[[Tensor], Sequence[Tensor]],
+    least_saved: int = PADDING_OF_A_BLOCK,
 ) -> Found:
-    """The results of `forward_row` for each token, `(N, completion_length)`.
-
-    Args:
-        blocks: divides rows, by their lengths, into those that attention computes together.
-    """
+    """The results of `forward_row` for each token, `(N, completion_length)`. Attention computes
+    rows of similar length together: it is called once more where this saves `least_saved`."""
     wrap_attention()
     width = ids_NL.size(1) - completion_length
     distinct_BS, prefix_N = _prompts(ids_NL, mask_NL, width).unique(dim=0, return_inverse=True)
@@ -65,8 +66,8 @@ def forward_shared(
     prefix_BS[:, -1:] = False  # the last token, as prompts are padded on the left
     tail_NL = mask_NL.bool()
     tail_NL[:, : width - 1] = False
-    groups = blocks(tail_NL.sum(dim=1))
-    order_N = torch.cat(list(groups))
+    groups = groups_by_length(tail_NL.sum(dim=1), None, least_saved)
+    order_N = torch.cat(groups)
     tail_NL, tails_NL, prefix_N = tail_NL[order_N], ids_NL[order_N], prefix_N[order_N]
     lengths_B, lengths_N = prefix_BS.sum(dim=1), tail_NL.sum(dim=1)
     end = start = int(lengths_B.sum())

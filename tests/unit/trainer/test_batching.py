@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from trl_ablate.trainer import batching
 from trl_ablate.trainer.batching import by_length, by_prompt, padded_fraction, regroup, trim
-from trl_ablate.trainer.forward_passes import Passes, forward_trimmed
+from trl_ablate.trainer.forward_passes import Passes
 
 
 def batch(prompts: list[int], completions: list[int], width: tuple[int, int] = (4, 6)) -> dict:
@@ -136,7 +136,7 @@ def test_a_trimmed_forward_gives_every_token_what_the_padded_one_does(
     ids_NL, mask_NL, width = batching.rows_of(rows)
     expected_NT = sums(ids_NL, mask_NL, width, mask_NL)[0] * rows["completion_mask"]
     labels.clear()
-    found_NT, nothing = forward_trimmed(sums, ids_NL, mask_NL, width, at_once, multiple, least)
+    found_NT, nothing = Passes(multiple, least)(sums, ids_NL, mask_NL, width, at_once)
     assert nothing is None and torch.equal(found_NT, expected_NT)
     assert sum(labels) == rows["completion_mask"].sum()  # at response tokens alone
     assert all(width % multiple == 0 or width == ids_NL.size(1) for width in widths)
