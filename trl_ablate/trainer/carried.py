@@ -61,8 +61,7 @@ def save(trainer: Any, checkpoint: Path) -> None:
     if not trainer.args.should_save:
         return
     trainer.sampler.save(checkpoint)
-    sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-    if trainer.args.sync_ref_model and not sharded:
+    if trainer.args.sync_ref_model and not trainer._is_sharded():
         save_model(trainer.accelerator.unwrap_model(trainer.ref_model), str(checkpoint / REFERENCE))
 
 

@@ -24,7 +24,6 @@ from transformers.trainer_utils import speed_metrics
 from trl.trainer.utils import get_callable_name, is_async_callable, strip_images_from_messages
 
 from trl_ablate import estimates
-from trl_ablate.advantages import weighted_reward
 from trl_ablate.checks import check_best_metric
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import GRADED, GROUP, MAIN, Row
@@ -34,7 +33,7 @@ from trl_ablate.rewards.own.chosen import Rewards
 from trl_ablate.run.untrusted import on_one_line
 from trl_ablate.trainer.generation import evaluation_sampling
 from trl_ablate.trainer.groups import told_apart
-from trl_ablate.trainer.rollouts import completion_metrics
+from trl_ablate.trainer.rollouts import completion_metrics, graded
 from trl_ablate.trainer.seeding import own_randomness
 from trl_ablate.trainer.temporary import replaced
 
@@ -283,20 +282,17 @@ def _columns(trainer: Any, question: Row) -> Row:
 
 def _rows(trainer: Any, questions: list[Row]) -> list[Row]:
     logs, samples = trainer._logs, _samples(trainer)
-    rewards_NF = torch.tensor([list(logs["rewards"][name]) for name in trainer.reward_func_names]).T
-    rewards_N = weighted_reward(rewards_NF, trainer.reward_weights.cpu()).tolist()
-    extra = {name: values for name, values in logs["extra"].items() if name in GRADED[1:]}
-    parts = {name: values for name, values in extra.items() if len(values) == len(rewards_N)}
+    found = graded(logs, trainer.reward_func_names, trainer.reward_weights)
     return [
         {
             "prompt": strip_images_from_messages(prompt),
             "response": strip_images_from_messages(logs["completion"][i]),
             "ground_truth": questions[i // samples].get("answer"),
-            "reward": None if math.isnan(rewards_N[i]) else rewards_N[i],
+            "reward": found["reward"][i],
             "length": trainer.described.lengths[i],
             "truncated": trainer.described.truncated[i],
             **of_question(questions[i // samples], trainer.args.eval_by),
-            **{name: values[i] for name, values in parts.items()},
+            **{name: found[name][i] for name in GRADED[1:] if name in found},
         }
         for i, prompt in enumerate(logs["prompt"])
     ]

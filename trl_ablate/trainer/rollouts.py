@@ -13,12 +13,10 @@ from transformers import PreTrainedTokenizerBase
 
 from trl_ablate.advantages import weighted_reward
 from trl_ablate.config import AblationConfig
+from trl_ablate.estimates import GRADED
 from trl_ablate.metrics import LENGTH_SPREAD, ONLY_SPECIAL, TURNS
 from trl_ablate.trainer.batching import response_mask
 from trl_ablate.trainer.generation import StopStrings
-
-REPORTED = ("format_reward", "answer_reward")
-"""Columns that a reward function may report; None where it does not."""
 
 
 @dataclass(frozen=True)
@@ -100,21 +98,27 @@ def last_turn(ids: list[int], mask: Sequence[int]) -> list[int]:
     return ids[first:]
 
 
+def graded(
+    logs: Mapping[str, Any], reward_names: Sequence[str], weights_F: Tensor
+) -> dict[str, Sequence[Any]]:
+    """Columns of TRL's completion log: what was reported of every completion, and its `reward`, the
+    weighted sum, which is None if no function graded it."""
+    rewards_NF = torch.tensor([list(logs["rewards"][name]) for name in reward_names]).T
+    rewards = weighted_reward(rewards_NF, weights_F.cpu()).tolist()
+    extra = {name: one for name, one in logs["extra"].items() if len(one) == len(rewards)}
+    return {**extra, "reward": [None if math.isnan(reward) else reward for reward in rewards]}
+
+
 def rollout_rows(
     logs: Mapping[str, Any], reward_names: Sequence[str], weights_F: Tensor
 ) -> list[dict[str, Any]]:
     """TRL's completion log as one row per completion: prompt, response, rewards, advantage."""
-    rewards_NF = torch.tensor([list(logs["rewards"][name]) for name in reward_names]).T
-    if not len(rewards_NF):
-        return []
-    rewards = weighted_reward(rewards_NF, weights_F.cpu()).tolist()
-    unknown = [None] * len(rewards)
+    found = graded(logs, reward_names, weights_F)
+    unknown = [None] * len(found["reward"])
     columns = {
         "prompt": logs["prompt"],
         "response": logs["completion"],
-        "ground_truth": logs["extra"].get("ground_truth", unknown),
-        "reward": [None if math.isnan(reward) else reward for reward in rewards],
-        **{name: logs["extra"].get(name, unknown) for name in REPORTED},
+        **{name: found.get(name, unknown) for name in ("ground_truth", *GRADED)},
         "advantage": logs["advantages"],
     }
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

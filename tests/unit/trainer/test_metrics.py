@@ -11,14 +11,15 @@ from trl_ablate.trainer import groups, rollouts
 from trl_ablate.trainer.mismatch import gap_metrics, held_by_length, local_gap, mismatch_rows
 
 
-def test_rows_hold_what_trl_logged_and_what_the_rewards_reported():
+def test_rows_hold_what_trl_logged_and_what_the_rewards_reported_of_all():
     logs = {
         "prompt": deque(["1+1", "2+2"]),
         "completion": deque(["2", "5"]),
         "rewards": {"right": deque([1.0, math.nan]), "short": deque([0.5, math.nan])},
-        "extra": {"answer_reward": deque([1.0, None]), "other": deque([7, 8])},
+        "extra": {"answer_reward": deque([1.0, None]), "other": deque([7, 8]),
+                  "format_reward": deque([1.0])},
         "advantages": deque([0.25, 0.0]),
-    }
+    }  # fmt: skip
     found = rollouts.rollout_rows(logs, ["right", "short"], torch.tensor([1.0, 2.0]))
     columns = ["prompt", "response", "ground_truth", "reward", "format_reward", "answer_reward",
                "advantage"]  # fmt: skip
