@@ -17,13 +17,7 @@ SAME_WEIGHT = 1e-3
 and the difference is larger for a sum over a thousand tokens than for one token."""
 
 
-def loss_denominator(
-    mask_NT: Tensor,
-    length_norm: str,
-    *,
-    constant: float | None = None,
-    num_items: float | None = None,
-) -> Tensor:
+def loss_denominator(mask_NT: Tensor, length_norm: str, *, constant: float | None = None) -> Tensor:
     """The divisor of the summed loss of the response tokens.
 
     With `loss_NT` the loss of each token, the loss of a microbatch of N sequences is
@@ -32,10 +26,9 @@ def loss_denominator(
     Args:
         mask_NT: `(N, T)`, 1 at response tokens and 0 at padding.
         length_norm: `mean`: N times the sequence's own length. `constant`: N times `constant`.
-            `microbatch`: N times the longest response in these N rows. `token`: `num_items`.
+            `microbatch`: N times the longest response in these N rows. `token`: the number of
+            response tokens.
         constant: the divisor per row for length_norm `constant`.
-        num_items: for length_norm `token`, the number of response tokens in the optimizer step.
-            Default: the number in `mask_NT`.
 
     Returns:
         `(N,)` for `mean`, a scalar tensor otherwise.
@@ -53,7 +46,7 @@ def loss_denominator(
             raise ValueError("length_norm 'constant' needs the constant to divide by")
         return torch.as_tensor(rows * constant)
     if length_norm == "token":
-        return torch.as_tensor(mask_NT.sum() if num_items is None else num_items).clamp(min=1)
+        return mask_NT.sum().clamp(min=1)
     raise ValueError(f"length_norm is '{length_norm}'; allowed: mean, constant, microbatch, token")
 
 

