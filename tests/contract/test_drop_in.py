@@ -32,6 +32,7 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, ScriptArguments, TrlParser
 
 from tests.contract.alike import (
+    MODES,
     ROWS,
     UNEVEN,
     Both,
@@ -313,11 +314,9 @@ class HalfBlind(Script):
         return *found, logprobs, rest
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(
-    ("mode", "iterations"),
-    [("token_truncate", 1), ("token_mask", 2), ("sequence_truncate", 2), ("sequence_mask", 1)],
-)
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("iterations", [1, 2])
+@pytest.mark.parametrize("mode", MODES)
 def test_tokens_that_the_engine_could_not_score(both, monkeypatch, tiny_model, mode, iterations):
     """They are not corrected and mask no sequence, also if a forward pass is saved."""
     eos = tokenizer_of(tiny_model).eos_token_id

@@ -1,4 +1,5 @@
-"""Generation without a vLLM engine: stop strings, importance correction, the saved forward pass.
+"""Generation without a vLLM engine: stop strings, evaluation's sampling, and the number of forward
+passes. That the saved one changes nothing is in `test_drop_in` and `test_loss`.
 
 If a test needs only the outputs of an engine, a script replaces it.
 """
@@ -11,13 +12,10 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from tests.contract.alike import MODES, Script, weights
+from tests.contract.alike import MODES, Script
 from trl_ablate import load_recipe
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.strict import read_mapping
-
-NARROW = {"vllm_importance_sampling_clip_min": 0.97, "vllm_importance_sampling_clip_max": 1.04}
-"""Bounds that some of the scripted differences lie outside of, whichever the mode."""
 
 
 class Engine(Script):
@@ -50,39 +48,12 @@ def scripted(make_trainer, monkeypatch):
     """`scripted(**config)`: a trainer whose vLLM engine is the script."""
     monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", Engine)
 
-    def make(**overrides):
-        settings = {"use_vllm": True, "vllm_mode": "colocate", "optim": "sgd", "learning_rate": 1.0}
-        settings |= {"max_grad_norm": 1e9, "vllm_importance_sampling_mode": "token_truncate"}
-        trainer = make_trainer(**{**settings, **overrides})
+    def make(**settings):
+        trainer = make_trainer(use_vllm=True, **settings)
         trainer.vllm_generation.trainer = trainer
         return trainer
 
     return make
-
-
-REINFORCE = {"length_norm": "microbatch", "surrogate": "reinforce"}
-MEAN = {"length_norm": "mean", "beta": 0.1}
-
-
-@pytest.mark.parametrize(
-    ("mode", "settings"), [*zip(MODES, (REINFORCE, MEAN, MEAN, REINFORCE), strict=True)]
-)
-def test_the_gradient_needs_no_forward_of_its_own(scripted, mode, settings):
-    """Two SGD steps on the same rollouts, with and without TRL's extra pass: equal to 1e-6."""
-    ends, logs = [], []
-    for reuse in (True, False):
-        trainer = scripted(**settings, **NARROW, vllm_importance_sampling_mode=mode, max_steps=2,
-                           reuse_forward=reuse)  # fmt: skip
-        before = weights(trainer)
-        trainer.train()
-        ends.append(weights(trainer))
-        logs.append([row for row in trainer.state.log_history if "grad_norm" in row])
-    moved = (ends[1] - before).abs().max()
-    assert moved > 1e-3
-    assert (ends[0] - ends[1]).abs().max() <= 1e-6 * max(1.0, moved)
-    for mine, theirs in zip(*logs, strict=True):
-        sampling = {name: value for name, value in theirs.items() if name.startswith("sampling/")}
-        assert {name: mine[name] for name in sampling} == pytest.approx(sampling, 1e-4, 1e-6)
 
 
 @pytest.mark.parametrize(
