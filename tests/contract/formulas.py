@@ -33,9 +33,8 @@ def small_batch() -> dict[str, torch.Tensor]:
 
 def scored(batch: dict[str, torch.Tensor], outcomes: list[float]) -> Scored:
     """The batch as two groups of two with these rewards."""
-    tokens = sum(LENGTHS)
-    batch = {**batch, "num_items_in_batch": torch.tensor(tokens)}
-    return Scored(batch, torch.tensor(outcomes), None, torch.zeros(4).bool(), None, 4, tokens)
+    batch = {**batch, "num_items_in_batch": torch.tensor(sum(LENGTHS))}
+    return Scored(batch, torch.tensor(outcomes), None, torch.zeros(4).bool(), None, LENGTHS)
 
 
 def amid_a_step(trainer: Any, accumulation: int = 1) -> Any:

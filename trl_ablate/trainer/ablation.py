@@ -273,7 +273,7 @@ class AblationTrainer(GRPOTrainer):
             logged.pop()
         logged.extend(advantages_N.tolist())
         if self.model.training:
-            self.generated_tokens += found.generated_tokens
+            self.generated_tokens += sum(found.lengths)
             self._metrics["train"]["rollouts/generated_tokens"] = [float(self.generated_tokens)]
         return batch
 

@@ -49,8 +49,8 @@ class Scored:
     passed_N: Tensor
     penalty_N: Tensor | None
     """Subtracted from the reward, but not looked at by the filter and the gate."""
-    generated: int
-    generated_tokens: int
+    lengths: Sequence[int]
+    """Tokens of all completions that were generated."""
 
 
 def told_apart(names: Sequence[str]) -> list[str]:
@@ -121,7 +121,7 @@ def scored(
         of_length_N = args.overlong_penalty * over_N
         setting.metrics["rollouts/overlong_penalty"].append(of_length_N.mean().item())
         penalty_N = of_length_N if of_kl_N is None else of_kl_N + of_length_N
-    return Scored(batch, outcome_N, shaping_N, passed_N, penalty_N, len(lengths), sum(lengths))
+    return Scored(batch, outcome_N, shaping_N, passed_N, penalty_N, lengths)
 
 
 def with_advantages(setting: Setting, found: Scored, *, bonus: bool) -> tuple[Batch, Tensor]:
@@ -142,7 +142,7 @@ def with_advantages(setting: Setting, found: Scored, *, bonus: bool) -> tuple[Ba
         of_tokens = args.loss_type not in MEAN_OVER_TOKENS
         weighted_N = advantages_N if weights_N is None else advantages_N * weights_N
         for name, value in {
-            **rollout_counts(found.generated, found.generated_tokens, tokens_N, kept_N),
+            **rollout_counts(found.lengths, tokens_N, kept_N),
             **pass_counts(found.passed_N.view(-1, group)),
             **weight_by_sign(advantages_N),
             **weight_by_length(weighted_N, tokens_N * kept_N, per_token=of_tokens),
@@ -228,17 +228,15 @@ def weight_by_length(
     }
 
 
-def rollout_counts(
-    generated: int, generated_tokens: int, tokens_N: Tensor, kept_N: Tensor
-) -> dict[str, float]:
-    """Rollouts and tokens of one GRPO step: generated over all rounds, used in the loss (those of
-    the batch that count, and are kept), and dropped (the rest)."""
+def rollout_counts(lengths: Sequence[int], tokens_N: Tensor, kept_N: Tensor) -> dict[str, float]:
+    """Rollouts and tokens of one GRPO step: generated over all rounds, with these lengths, used in
+    the loss (those of the batch that count, and are kept), and dropped (the rest)."""
     used_N = tokens_N * kept_N
     used, used_tokens = int((used_N > 0).sum()), int(used_N.sum())
     return {
-        "rollouts/generated": float(generated),
+        "rollouts/generated": float(len(lengths)),
         "rollouts/used": float(used),
-        "rollouts/dropped": float(generated - used),
+        "rollouts/dropped": float(len(lengths) - used),
         "rollouts/used_tokens": float(used_tokens),
-        "rollouts/dropped_tokens": float(generated_tokens - used_tokens),
+        "rollouts/dropped_tokens": float(sum(lengths) - used_tokens),
     }

@@ -157,8 +157,7 @@ class Resampling:
             shaping_N=torch.cat(shaping)[places] if shaping else None,
             passed_N=first.passed_N,
             penalty_N=torch.cat(penalties)[places] if penalties else None,
-            generated=sum(each.generated for each in rounds),
-            generated_tokens=sum(each.generated_tokens for each in rounds),
+            lengths=[length for each in rounds for length in each.lengths],
         )
 
     def _logged(self, count: int) -> Columns:
