@@ -7,11 +7,11 @@ cannot be loaded. Here they stay unpacked.
 """
 
 import os
-import socket
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from accelerate.utils.other import get_free_port
 from trl.generation import vllm_generation
 from trl.import_utils import is_vllm_available
 
@@ -63,9 +63,7 @@ def take_a_port() -> None:
     that a study starts together, one on each GPU, all but one would fail.
     """
     if os.environ.get("MASTER_PORT", "").strip().lower() in ("", "0", "auto"):
-        with socket.socket() as free:
-            free.bind(("", 0))
-            os.environ["MASTER_PORT"] = str(free.getsockname()[1])
+        os.environ["MASTER_PORT"] = str(get_free_port())
 
 
 def engine_seed(seed: int, rank: int) -> int:
