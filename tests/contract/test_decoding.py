@@ -3,7 +3,6 @@
 import inspect
 from contextlib import nullcontext
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, Mock
 
@@ -309,10 +308,6 @@ class Sum(LogitsProcessor):
         return scores + scores.mean(dim=0, keepdim=True)
 
 
-def accelerator(autocast: Any = nullcontext) -> Any:
-    return SimpleNamespace(unwrap_model=lambda one, **_: one, autocast=autocast)
-
-
 @pytest.mark.parametrize(
     ("here", "architecture", "settings", "processors"),
     [
@@ -332,7 +327,7 @@ def test_only_what_is_by_row_is_decoded_here(monkeypatch, here, architecture, se
     model, rows = model_of(architecture), Mock(wraps=decoding.Rows)
     monkeypatch.setattr(decoding, "Rows", rows)
     found = []
-    for around in (nullcontext(), without_ended_rows(model, accelerator(), config(**settings))):
+    for around in (nullcontext(), without_ended_rows(model, nullcontext, config(**settings))):
         torch.manual_seed(5)
         given = {"generation_config": config(**settings), "logits_processor": processors}
         with around:
@@ -380,7 +375,7 @@ def test_mixed_precision_has_one_context_which_casts_each_weight_once():
     every weight."""
     mixed = partial(torch.autocast, "cpu", dtype=torch.bfloat16)
     model = model_of()
-    with without_ended_rows(model, accelerator(mixed), config()):
+    with without_ended_rows(model, mixed, config()):
         assert torch.is_autocast_enabled("cpu")
     with mixed():
         alike(model)

@@ -152,8 +152,9 @@ class AblationTrainer(GRPOTrainer):
         self, prompt_ids, images, multimodal_fields, num_generations, **kwargs
     ):
         training = self.model.training
+        model: Any = self.accelerator.unwrap_model(self.model_wrapped, keep_torch_compile=False)
         with self._sampling_weights():
-            with self._decoding(), self.stop.known_to(self.model_wrapped, self.accelerator):
+            with self._decoding(model), self.stop.known_to(model):
                 completion_ids, logprobs = super()._generate_single_turn(
                     prompt_ids, images, multimodal_fields, num_generations, **kwargs
                 )
@@ -165,10 +166,10 @@ class AblationTrainer(GRPOTrainer):
                 logprobs = self._sampler_logps(prompt_ids, completion_ids)
         return completion_ids, logprobs
 
-    def _decoding(self):
+    def _decoding(self, model: Any):
         if self.use_vllm or self._is_sharded() or not self.args.drop_ended_rows:
             return nullcontext()
-        return without_ended_rows(self.model_wrapped, self.accelerator, self.generation_config)
+        return without_ended_rows(model, self.accelerator.autocast, self.generation_config)
 
     @contextmanager
     def _sampling_weights(self):

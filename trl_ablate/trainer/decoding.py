@@ -11,13 +11,12 @@ inputs) is decoded by transformers.
 """
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor
 from transformers import DynamicCache, generation
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
@@ -53,16 +52,16 @@ LEAVE = 0.125
 
 
 @contextmanager
-def without_ended_rows(model_wrapped: Any, accelerator: Accelerator, config: GenerationConfig):
-    """Let the model's `generate` drop rows that have ended, where that is possible."""
+def without_ended_rows(model: Any, autocast: Callable[..., Any], config: GenerationConfig):
+    """Let the model's `generate` drop rows that have ended, where that is possible. `autocast` is
+    the context of mixed precision."""
     modes = (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH)
     plain = config.get_generation_mode() in modes and not config.return_dict_in_generate
     if not plain or config.cache_implementation is not None:
         yield
         return
-    model: Any = accelerator.unwrap_model(model_wrapped, keep_torch_compile=False)
     with (
-        accelerator.autocast(),  # of mixed precision: each weight is cast once, not for every token
+        autocast(),  # each weight is cast once, not for every token
         replaced(model, generate=partial(model.generate, custom_generate=decode)),
     ):
         yield

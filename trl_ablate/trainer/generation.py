@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from transformers import (
     PreTrainedTokenizerBase,
     StoppingCriteria,
@@ -127,12 +126,11 @@ class StopStrings:
         return ids[: bisect_left(lengths, True, key=lambda n: self._stopped(ids[:n], early))]
 
     @contextmanager
-    def known_to(self, model_wrapped, accelerator: Accelerator):
+    def known_to(self, model: Any):
         """Let transformers' `generate` end a row at a stop string."""
         if not self.strings:
             yield
             return
-        model: Any = accelerator.unwrap_model(model_wrapped, keep_torch_compile=False)
         with replaced(model, generate=partial(self._generate, model.generate)):
             yield
 
