@@ -153,7 +153,7 @@ def check_generation(config: Any) -> None:
 
 
 def check_evaluation(config: Any) -> None:
-    samples = config.num_generations_eval or config.num_generations or 1
+    samples = config.num_generations_eval or config.num_generations
     _refuse_if(
         config.evaluation == "trl" and config.eval_by is not None,
         f"eval_by '{config.eval_by}' needs evaluation 'one_shot', but evaluation is 'trl'; change "

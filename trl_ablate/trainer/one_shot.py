@@ -172,7 +172,7 @@ def _each_set(trainer: Any, given: Any) -> dict[str, Evaluation]:
 
 
 def _evaluate_one(trainer: Any, dataset: Any) -> Evaluation:
-    started, samples = time.time(), _samples(trainer)
+    started, samples = time.time(), trainer.num_generations_eval
     rows: list[Row] = []
     rewards: dict[str, list[float | None]] = {name: [] for name in trainer.reward_func_names}
     called: list[dict[str, float]] = []
@@ -216,14 +216,10 @@ def _evaluate_one(trainer: Any, dataset: Any) -> Evaluation:
     )
 
 
-def _samples(trainer: Any) -> int:
-    return trainer.num_generations_eval or 1
-
-
 def _batches(trainer: Any, dataset: Any) -> Iterator[list[Row]]:
     """The questions of each call, for all processes, in the set's order. A set may be a stream."""
     questions = _each(dataset)
-    at_once = max(1, trainer.args.per_device_eval_batch_size // _samples(trainer))
+    at_once = max(1, trainer.args.per_device_eval_batch_size // trainer.num_generations_eval)
     size = None if _takes_all(trainer) else at_once * trainer.accelerator.num_processes
     while batch := list(islice(questions, size)):
         yield batch
@@ -253,7 +249,7 @@ def _call(trainer: Any, questions: list[Row]) -> dict[str, float]:
     Every process takes the same number of questions. If they cannot be divided, the last question
     is repeated, and the log is cut to the results of the questions.
     """
-    samples = _samples(trainer)
+    samples = trainer.num_generations_eval
     size = -(-len(questions) // trainer.accelerator.num_processes)
     first = trainer.accelerator.process_index * size
     own = [questions[min(i, len(questions) - 1)] for i in range(first, first + size)]
@@ -281,7 +277,7 @@ def _columns(trainer: Any, question: Row) -> Row:
 
 
 def _rows(trainer: Any, questions: list[Row]) -> list[Row]:
-    logs, samples = trainer._logs, _samples(trainer)
+    logs, samples = trainer._logs, trainer.num_generations_eval
     found = graded(logs, trainer.reward_func_names, trainer.reward_weights)
     return [
         {
