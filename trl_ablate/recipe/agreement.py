@@ -133,7 +133,7 @@ def _limit_prompts(config: AblationConfig, task: TaskArguments) -> None:
 def trust_warnings(config: AblationConfig) -> list[str]:
     """Warn about running code from a model's repository, so that the user does not overlook it."""
     loading = config.model_init_kwargs
-    asked = {"trust_remote_code": config.trust_remote_code}
+    asked: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
     if isinstance(loading, Mapping):
         asked["model_init_kwargs: trust_remote_code"] = loading.get("trust_remote_code")
     return [
