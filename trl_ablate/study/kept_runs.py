@@ -80,9 +80,11 @@ def keep(study: StudyRuns, file: Path) -> int:
     table, part = _once(_table(runs)), part_of(file)
     fine = [f.name for f in table.schema if f.type == "float" and not _digits(f.name)]
     others = list(set(table.column_names) - set(fine))
-    how: Any = {"use_dictionary": others, "use_byte_stream_split": fine}  # a quarter smaller
-    how |= {"write_statistics": False, "store_schema": False}  # nobody looks for a row in it
-    how |= {"compression": "zstd", "compression_level": 19}
+    how: Any = {
+        "use_dictionary": others, "use_byte_stream_split": fine,  # a quarter smaller
+        "write_statistics": False, "store_schema": False,  # nobody looks for a row in it
+        "compression": "zstd", "compression_level": 19,
+    }  # fmt: skip
     with parquet.ParquetWriter(part, table.schema, **how) as writer:
         writer.add_key_value_metadata(table.schema.metadata or {})
         writer.write_table(table)
