@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, LogitsProcessor
 
 from tests.contract.alike import weights
-from trl_ablate.trainer import ablation, decoding, graph_forward, short_forward
+from trl_ablate.trainer import ablation, decoding, graph_forward, prefill, short_forward
 from trl_ablate.trainer.decoding import (
     decode,
     made_of_uniform_draws,
@@ -187,6 +187,36 @@ def test_known_models_have_a_short_forward_pass(short, architecture, heads):
     short.clear()
     alike(model, {name: value[:3] for name, value in prompts().items()})
     assert short
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize(
+    ("beginning", "lengths", "passes"),
+    [
+        (6, [2, 5, 1, 9, 2], [(1, 6), (2, 2), (2, 5), (1, 9)]),
+        (0, [2, 5, 2, 9, 3], [(2, 2), (2, 5), (1, 9)]),
+        (5, [1, 1, 1], [(1, 5), (2, 1), (1, 1)]),
+        (0, [7, 7, 7], []),
+        (1, [9], []),
+    ],
+)
+def test_prompts_are_read_apart(monkeypatch, beginning, lengths, passes, times):
+    """The common beginning once, and the rest of two prompts together, where that saves enough."""
+    seen, forward = [], prefill._forward
+    monkeypatch.setattr(prefill, "ROWS", 2)
+    monkeypatch.setattr(
+        prefill,
+        "_forward",
+        lambda model, ids, *rest: seen.append(ids.shape) or forward(model, ids, *rest),
+    )
+    longest = beginning + max(lengths)
+    rows = torch.full((len(lengths), longest), PAD)
+    for row, own in enumerate(lengths):
+        rows[row, longest - own - beginning : longest - own] = torch.arange(beginning) % 7 + 3
+        rows[row, longest - own :] = (torch.arange(own) + row) % 9 + 3
+    rows = rows.repeat_interleave(times, dim=0)
+    alike(model_of("llama"), {"input_ids": rows, "attention_mask": (rows != PAD).long()})
+    assert seen == passes
 
 
 def subclassed(model):

@@ -24,6 +24,7 @@ from transformers.generation import GenerationConfig, GenerationMode
 
 from trl_ablate.trainer.generation import CompletionCriteria
 from trl_ablate.trainer.graph_forward import GraphForward, may_be_recorded
+from trl_ablate.trainer.prefill import read_apart
 from trl_ablate.trainer.short_forward import CACHE, ShortForward, may_be_short, packed_weights
 from trl_ablate.trainer.temporary import replaced
 
@@ -198,12 +199,20 @@ class ForwardPass:
             name: value[::times] if name in BY_ROW_INPUTS else value
             for name, value in self._inputs.items()
         }
-        outputs, logits_NV = self._pass(ids_NL[::times], once, is_first_iteration=True)
+        short = may_be_short(self._model, once)
+        mask_NL, cache = once["attention_mask"], once[CACHE]
+        read = read_apart(self._model, ids_NL[::times], mask_NL, cache) if short else None
+        if read is None:
+            outputs, logits_NV = self._pass(ids_NL[::times], once, is_first_iteration=True)
+            cache = outputs[CACHE]
+        else:
+            outputs, (logits_NV, mask_NL) = {}, read  # the cache of the inputs is filled
+            self._inputs["attention_mask"] = mask_NL.repeat_interleave(times, dim=0)
         if times > 1:
-            outputs[CACHE].batch_repeat_interleave(times)
+            cache.batch_repeat_interleave(times)
             logits_NV = logits_NV.repeat_interleave(times, dim=0)
         self._inputs = self._model._update_model_kwargs_for_generation(outputs, self._inputs)
-        if may_be_short(self._model, self._inputs):
+        if short:
             self._short = ShortForward(self._model, self._inputs, longest)
         elif may_be_recorded(self._model, self._inputs, longest):
             self._short = GraphForward(self._model, self._inputs, longest)
