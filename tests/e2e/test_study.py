@@ -108,9 +108,21 @@ def test_killed_at_random_it_ends_with_the_same_numbers(tmp_path, store, kills):
     assert not (store.path / "twice").exists() and not children(store.path)
 
 
-@pytest.mark.parametrize(("of_one_core", "threads"), [(False, "2"), (True, "1")])
-def test_runs_share_the_cores(store, monkeypatch, of_one_core, threads):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+@pytest.mark.parametrize(
+    ("of_one_core", "chosen", "threads"),
+    [
+        (False, {}, ["2", "2"]),
+        (True, {}, ["1", "1"]),
+        (False, {"OMP_NUM_THREADS": "3"}, ["3", "3"]),
+        (False, {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "4"}, ["3", "4"]),
+    ],
+)
+def test_runs_share_the_cores(store, monkeypatch, of_one_core, chosen, threads):
+    """Unless the user has chosen threads; PyTorch listens to MKL's number first."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, number in chosen.items():
+        monkeypatch.setenv(name, number)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     plan = make_plan({"a": {"top": 0.8}}, seeds=[0])
     run_here(store, plan, jobs=4, of_one_core=of_one_core)

@@ -11,6 +11,7 @@ Each except `slurm` has `make(options, plan)`, which creates the engine; `cli/en
 options.
 """
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -23,6 +24,13 @@ PROGRAM = ("-m", "trl_ablate", "train")
 TRAIN = (sys.executable, *PROGRAM)
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 SECONDS_TO_END = 20.0
+
+
+def threads_of_run(cores: int) -> dict[str, str]:
+    """Variables of a run's environment: the user's numbers of threads, or one for each core. What
+    is not set is OpenMP's number, as the libraries do it: PyTorch listens to MKL's first."""
+    count = os.environ.get("OMP_NUM_THREADS", str(cores))
+    return {name: os.environ.get(name, count) for name in THREAD_VARIABLES}
 
 
 @dataclass(frozen=True)

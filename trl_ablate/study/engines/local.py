@@ -20,7 +20,7 @@ from contextlib import suppress
 
 from trl_ablate.recipe.places import PACKAGE
 from trl_ablate.run.identity import cores
-from trl_ablate.study.engines import SECONDS_TO_END, THREAD_VARIABLES, TRAIN, Job, Process
+from trl_ablate.study.engines import SECONDS_TO_END, TRAIN, Job, Process, threads_of_run
 from trl_ablate.study.engines.warm import IMPORTS_OF_A_TRAINING as IMPORTS
 from trl_ablate.study.engines.warm import SUPPORTED, ForkServer, WarmProcess
 from trl_ablate.study.planned import Plan
@@ -59,8 +59,7 @@ class LocalEngine:
     ):
         self._gpus = free_gpus() if on_gpu else []
         self.slots = jobs or len(self._gpus) or (min(MOST_AT_ONCE, cores()) if of_one_core else 1)
-        threads = max(1, (1 if of_one_core else cores()) // self.slots)
-        self._threads = {name: str(threads) for name in THREAD_VARIABLES if name not in os.environ}
+        self._threads = threads_of_run(max(1, (1 if of_one_core else cores()) // self.slots))
         self._command = command
         self._imports = warm if SUPPORTED and not on_gpu else None
         self._server: ForkServer | None = None

@@ -31,7 +31,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.named_code import one_line
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.folders import part_of, put_back, replace_folder
-from trl_ablate.study.engines import SECONDS_TO_END, THREAD_VARIABLES, Job, Process
+from trl_ablate.study.engines import SECONDS_TO_END, Job, Process, threads_of_run
 from trl_ablate.study.engines.shipping import Bundle, copy_code, pack, working
 from trl_ablate.study.planned import Plan
 
@@ -87,8 +87,6 @@ class RayEngine:
         )
 
     def start(self, job: Job, slot: int) -> "RayProcess":
-        cores = str(self._needs["CPU"])
-        threads = {name: os.environ.get(name, cores) for name in THREAD_VARIABLES}
         worker = ray.remote(Worker).options(
             name=hashlib.sha256(str(job.directory.resolve()).encode()).hexdigest(),
             namespace="trl-ablate",
@@ -98,7 +96,7 @@ class RayEngine:
             num_cpus=self._needs["CPU"],
             num_gpus=self._needs.get("GPU"),
             scheduling_strategy="SPREAD",
-            runtime_env={"env_vars": threads},
+            runtime_env={"env_vars": threads_of_run(self._needs["CPU"])},
         )
         bundle = pack(job)
         return RayProcess(lambda: worker.remote(bundle, self._checkpoints), job)
