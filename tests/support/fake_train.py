@@ -52,7 +52,7 @@ def train(options, settings, attempt: int, directory: RunDirectory) -> None:
     checkpoint = latest_whole_checkpoint(directory.path) if options.resume else None
     begun = step_of(checkpoint) if checkpoint else -1
     directory.rewind(begun)
-    threads = [os.environ[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")]
+    threads = [os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")]
     directory.write_config({"settings": settings, "threads": threads})
     with directory.recorded(arm=options.arm, seed=options.seed):
         shape = {key: settings[key] for key in ("top", "collapse") if key in settings}
