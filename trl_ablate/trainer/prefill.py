@@ -24,7 +24,7 @@ Read = tuple[Tensor, Tensor]
 
 
 def read_apart(model: Any, ids_NL: Tensor, mask_NL: Tensor, cache: DynamicCache) -> Read | None:
-    """Fill the cache, which is empty and has all columns; None if that is not worth it. `model` is
+    """Fill the cache, which is empty and will drop no column; None if that gains little. `model` is
     one that knows rows by their mask and positions alone."""
     lengths_N, longest = mask_NL.sum(dim=1), ids_NL.size(1)
     if not (mask_NL[:, 1:] >= mask_NL[:, :-1]).all() or not lengths_N.all():
