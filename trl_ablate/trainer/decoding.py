@@ -200,13 +200,12 @@ class ForwardPass:
             for name, value in self._inputs.items()
         }
         short = may_be_short(self._model, once)
-        mask_NL, cache = once["attention_mask"], once[CACHE]
-        read = read_apart(self._model, ids_NL[::times], mask_NL, cache) if short else None
+        read = read_apart(self._model, ids_NL[::times], once) if short else None
         if read is None:
             outputs, logits_NV = self._pass(ids_NL[::times], once, is_first_iteration=True)
             cache = outputs[CACHE]
         else:
-            outputs, (logits_NV, mask_NL) = {}, read  # the cache of the inputs is filled
+            outputs, cache, (logits_NV, mask_NL) = {}, once[CACHE], read
             self._inputs["attention_mask"] = mask_NL.repeat_interleave(times, dim=0)
         if times > 1:
             cache.batch_repeat_interleave(times)

@@ -23,9 +23,10 @@ Read = tuple[Tensor, Tensor]
 """Logits of the last tokens, `(N, V)`, and the mask of the cache, `(N, L)`."""
 
 
-def read_apart(model: Any, ids_NL: Tensor, mask_NL: Tensor, cache: DynamicCache) -> Read | None:
-    """Fill the cache, which is empty and will drop no column; None if that gains little. `model` is
-    one that knows rows by their mask and positions alone."""
+def read_apart(model: Any, ids_NL: Tensor, inputs: dict[str, Any]) -> Read | None:
+    """Fill the inputs' cache, which is empty and will drop no column; None if that gains little.
+    `model` is one that knows rows by their mask and positions alone."""
+    mask_NL, cache = inputs["attention_mask"], inputs[CACHE]
     lengths_N, longest = mask_NL.sum(dim=1), ids_NL.size(1)
     if not (mask_NL[:, 1:] >= mask_NL[:, :-1]).all() or not lengths_N.all():
         return None  # not padded left
