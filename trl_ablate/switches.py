@@ -6,6 +6,7 @@ the task, of the switches and of TRL. The settings of the guard watch a run, or 
 known by their prefix, `guard_`. No torch.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -297,6 +298,10 @@ class Switches:
         "GRPO steps (rollout batches; TRL counts optimizer steps) between evaluations; below 1 a "
         "share of all of them.",
     )
+    eval_delay: float = setting(
+        0,
+        "Optimizer steps (epochs with eval_strategy epoch) before the first evaluation, as in TRL.",
+    )
     save_steps: float = setting(
         500,
         "GRPO steps (rollout batches; TRL counts optimizer steps) between checkpoints; below 1 a "
@@ -334,6 +339,13 @@ OF_TRL: dict[Role, tuple[str, ...]] = {
         "repetition_penalty", "max_completion_length", "generation_kwargs", "use_vllm",
     ),
 }  # fmt: skip
+
+
+def evaluations(steps: int, every: float, delay: float = 0) -> int:
+    """How often a run of this many GRPO steps is evaluated after its start: after each multiple of
+    `every`, a share of all steps if it is below 1, from `delay` on, and after the last."""
+    every = math.ceil(steps * every) if every < 1 else every
+    return sum(step >= delay for step in range(int(every), steps, int(every))) + (steps > 0)
 
 
 def named(*roles: Role) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 Each field of `Setup` is an option of `trl-ablate plan` of the same name.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -12,6 +11,7 @@ from typing import Any, Literal, get_type_hints
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.plan.sizes import GPUS, MODELS
+from trl_ablate.switches import evaluations
 
 Precision = Literal["float32", "bfloat16"]
 Optimizer = Literal["adamw", "adamw_bf16", "adamw_8bit"]
@@ -179,14 +179,15 @@ def from_recipe(settings: Mapping[str, Any], profile: str) -> dict[str, Any]:
         found["optimizer_steps"] = max(1, updates)
     if given.get("beta"):
         found["reference"] = not found["lora_rank"]
-    several = found.get("optimizer_steps", 1) * found.get("epochs", 1) > 1
-    if extra := bool(given.get("beta")) + several:
+    updates = found.get("optimizer_steps", 1) * found.get("epochs", 1)
+    if extra := bool(given.get("beta")) + (updates > 1):
         found["extra_forwards"] = extra
-    return found | _evaluations(given, found.get("eval_questions", Setup.eval_questions))
+    return found | _evaluations(given, found.get("eval_questions", Setup.eval_questions), updates)
 
 
-def _evaluations(given: Mapping[str, Any], questions: int) -> dict[str, int]:
-    """How many completions an evaluation has, and how often a run is evaluated."""
+def _evaluations(given: Mapping[str, Any], questions: int, updates: int) -> dict[str, int]:
+    """How many completions an evaluation has, and how often a run is evaluated that takes so many
+    optimizer steps per rollout batch."""
     found = {}
     samples = given.get("num_generations_eval") or given.get("num_generations", 1)
     if samples > 1:
@@ -194,9 +195,10 @@ def _evaluations(given: Mapping[str, Any], questions: int) -> dict[str, int]:
     if given.get("eval_strategy") == "no":
         found["evaluations"] = 0
     elif given.get("eval_strategy") == "steps" and {"grpo_steps", "eval_steps"} <= given.keys():
-        steps, every = given["grpo_steps"], given["eval_steps"]
-        every = math.ceil(steps * every) if every < 1 else every
-        found["evaluations"] = bool(given.get("eval_on_start")) + int(steps // every)
+        after = evaluations(
+            given["grpo_steps"], given["eval_steps"], given.get("eval_delay", 0) / updates
+        )
+        found["evaluations"] = bool(given.get("eval_on_start")) + after
     return found
 
 

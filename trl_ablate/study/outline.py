@@ -135,6 +135,9 @@ def _remarks(plan: Plan) -> Iterator[Text]:
     """Remarks: notes, differences without effect, warnings, shared runs, inert settings."""
     owners: dict[str, str] = {}
     remarks = [note.strip() for note in plan.notes] + silent_differences(plan)
+    if len({arm.evaluations for arm in plan.arms}) > 1:
+        counts = ", ".join(f"{arm.name} {arm.evaluations}" for arm in plan.arms)
+        remarks += [f"arms differ in their evaluations: {counts}; eval_delay is in optimizer steps"]
     for arm in plan.arms:
         remarks += [f"{arm.name}: {warning}" for warning in arm.warnings]
         twin = owners.setdefault(arm.runs[0].id, arm.name)

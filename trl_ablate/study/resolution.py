@@ -9,7 +9,6 @@ run finds out whether a file defines the function that is named.
 """
 
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +40,7 @@ from trl_ablate.study.definition import Arm, Study
 from trl_ablate.study.engines.own_files import texts_in
 from trl_ablate.study.factors import Design, without
 from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun, identity, run_id, without_place
-from trl_ablate.switches import named
+from trl_ablate.switches import evaluations, named
 from trl_ablate.task import TaskArguments
 
 GROUPS = ("settings", "config", "task", "model", "guard")
@@ -238,15 +237,12 @@ def _planned(one: ResolvedArm, study: Study, keys: list[str]) -> PlannedArm:
 
 
 def _evaluations(config: AblationConfig, steps: int) -> int:
-    """Number of evaluations in a run: every eval_steps from eval_delay on, after the last step, and
-    before the first step if `eval_on_start` is set."""
+    """Number of evaluations in a run, with that before its first step."""
     if config.eval_strategy == "no":
         return 0
-    given = config.eval_steps or steps
-    every = max(1, math.ceil(given * steps if given < 1 else given))
+    every = config.eval_steps or max(1, steps)
     delay = config.eval_delay * config.grpo_steps_per_optimizer_step
-    due = sum(step >= delay for step in range(every, steps, every))
-    return due + (steps > 0) + bool(config.eval_on_start)
+    return evaluations(steps, every, delay) + bool(config.eval_on_start)
 
 
 def _words(one: ResolvedArm, study: Study) -> tuple[list[str], list[str]]:

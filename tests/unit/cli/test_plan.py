@@ -79,7 +79,8 @@ def evaluated(every: float) -> dict:
 
 @pytest.mark.parametrize(("settings", "expected"), [
     (evaluated(4), {"evaluations": 51}),
-    (evaluated(0.3), {"evaluations": 4}),
+    (evaluated(0.3), {"evaluations": 5}),  # the last step, too
+    ({**evaluated(10), "eval_delay": 100, "num_iterations": 2}, {"evaluations": 17}),
     (evaluated(0.001), {"evaluations": 201}),
     ({"eval_strategy": "no", "grpo_steps": 9, "eval_steps": 3}, {"evaluations": 0}),
     ({"max_completion_length": 256}, {"max_length": 256, "mean_length": 256}),
