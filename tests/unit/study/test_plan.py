@@ -60,6 +60,7 @@ def test_every_shipped_study_is_proven(path):
     at_each_level = len(plan.arms) // 2 if plan.design else 1
     assert len(study.seeds) * at_each_level >= 3
     assert all(arm.grpo_steps > 0 and arm.evaluations > 0 for arm in plan.arms)
+    assert len({arm.evaluations for arm in plan.arms}) == 1
 
 
 def test_the_two_names_of_one_recipe_are_other_runs():
@@ -105,7 +106,7 @@ def test_an_own_base_is_under_the_profile_and_an_arm_that_it_is_itself_is_not(wr
         planned(mixed)
 
 
-def test_overrides_reach_every_arm_and_places_are_not_compared(write):
+def test_overrides_reach_every_arm_and_places_are_not_compared(write, printed):
     """Of eight GRPO steps, an evaluation is after 3, 6, 8, or after 2, 4, 6, 8; and before all."""
     study = write(
         SMALL + "overrides: {grpo_steps: 8, max_grad_norm: 0.5}\n"
@@ -116,6 +117,7 @@ def test_overrides_reach_every_arm_and_places_are_not_compared(write):
     plan = planned(study)
     assert [arm.grpo_steps for arm in plan.arms] == [8] * 3
     assert [arm.evaluations for arm in plan.arms[1:]] == [3 + 1, 4 + 1]
+    assert "differ in their evaluations: a 2, b 4, c 5; eval_delay" in printed("plan", study)
     assert [arm.declared for arm in plan.arms] == [{}, {"eval_steps": 3}, {"eval_steps": 0.25}]
     for arm in plan.arms:
         assert {"--grpo_steps=8", "--max_grad_norm=0.5"} <= set(arm.runs[0].words)
