@@ -230,6 +230,8 @@ class ForwardPass:
             if not (apart_M <= rounding * logits_MV.norm(dim=-1)).all():
                 warnings.warn("the short forward pass differs: decoding is slower", stacklevel=2)
                 self._short = None
+            else:
+                self._inputs = {}  # the short pass has its own cache
             self._compared = True
         return logits_MV
 
