@@ -33,6 +33,7 @@ from trl_ablate.rewards.own.chosen import Rewards
 from trl_ablate.run.untrusted import on_one_line
 from trl_ablate.trainer.generation import evaluation_sampling
 from trl_ablate.trainer.groups import told_apart
+from trl_ablate.trainer.heap import return_freed_memory
 from trl_ablate.trainer.rollouts import completion_metrics, graded
 from trl_ablate.trainer.seeding import own_randomness
 from trl_ablate.trainer.temporary import replaced
@@ -185,6 +186,7 @@ def _evaluate_one(trainer: Any, dataset: Any) -> Evaluation:
         replaced(trainer.args, steps_per_generation=1),
     ):
         for questions in _batches(trainer, dataset):
+            return_freed_memory()
             called.append(_call(trainer, questions))
             found = _rows(trainer, questions)
             counts.append(len(found))
@@ -192,6 +194,7 @@ def _evaluate_one(trainer: Any, dataset: Any) -> Evaluation:
             for name, values in rewards.items():
                 logged = trainer._logs["rewards"][name]
                 values += [None if math.isnan(reward) else reward for reward in logged]
+    return_freed_memory()
     if not called:
         raise _empty(MAIN)
     of_rewards = estimates.reward_metrics(rewards, [row["reward"] for row in rows], samples)

@@ -7,10 +7,8 @@ own arguments and errors; to make one, for a tiny layer, is the only check that 
 """
 
 import copy
-import ctypes
 import logging
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -52,6 +50,7 @@ from trl_ablate.run.masking import Masker
 from trl_ablate.study.engines import THREAD_VARIABLES
 from trl_ablate.task import TaskArguments
 from trl_ablate.trainer.ablation import AblationTrainer
+from trl_ablate.trainer.heap import keep_freed_memory
 from trl_ablate.training import models
 from trl_ablate.training.dashboard import tolerated_integrations
 from trl_ablate.training.rewards import rewards_of_sets, task_rewards
@@ -321,23 +320,8 @@ def explained(environment: dict[str, Any]) -> Iterator[None]:
         ) from error
 
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-"""Names of `mallopt`, from glibc's malloc.h."""
-LARGEST = 2**30
-"""Bytes: larger blocks, and more than this unused at the end of the heap, are returned."""
 THREADS = torch.get_num_threads()
 """torch's own choice: one per core, or what the environment says."""
-
-
-def keep_freed_memory() -> None:
-    """Memory that a training on a CPU frees stays with its process, unless the environment already
-    sets glibc's malloc: every step takes tensors of the same sizes again, and a block that glibc
-    has returned to the system costs a page fault for every 4 KiB."""
-    set_by_user = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None and not set_by_user:
-        mallopt(MMAP_THRESHOLD, LARGEST)
-        mallopt(TRIM_THRESHOLD, LARGEST)
 
 
 def use_one_thread_if_small(model: torch.nn.Module) -> None:

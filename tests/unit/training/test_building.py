@@ -2,8 +2,6 @@
 tries out before; and the memory and the threads that a training on a CPU takes."""
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -126,35 +124,6 @@ def test_a_small_model_takes_one_thread_unless_a_number_was_chosen(
     torch.set_num_threads(chosen)
     building.use_one_thread_if_small(torch.nn.Linear(width, width, device="meta"))
     assert torch.get_num_threads() == threads
-
-
-FAULTS = """
-import os, resource
-from trl_ablate.training.building import keep_freed_memory
-
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(8):
-        bytearray(b"x") * (40 << 20)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-os.environ["MALLOC_TOP_PAD_"] = "0"
-keep_freed_memory()
-print(faults())
-del os.environ["MALLOC_TOP_PAD_"]
-keep_freed_memory()
-faults()
-print(faults())
-"""
-"""Prints the page faults of eight blocks of 40 MiB in succession."""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
-def test_a_freed_block_costs_no_page_faults_again_unless_the_environment_sets_malloc():
-    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, check=True)
-    left_alone, kept = map(int, done.stdout.split())
-    assert kept < left_alone / 5
 
 
 def test_the_eos_penalty_is_its_own_weight(recipe):
