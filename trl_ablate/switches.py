@@ -344,8 +344,8 @@ OF_TRL: dict[Role, tuple[str, ...]] = {
 def evaluations(steps: int, every: float, delay: float = 0) -> int:
     """How often a run of this many GRPO steps is evaluated after its start: after each multiple of
     `every`, a share of all steps if it is below 1, from `delay` on, and after the last."""
-    every = math.ceil(steps * every) if every < 1 else every
-    return sum(step >= delay for step in range(int(every), steps, int(every))) + (steps > 0)
+    whole = max(1, math.ceil(steps * every) if every < 1 else int(every))
+    return sum(step >= delay for step in range(whole, steps, whole)) + (steps > 0)
 
 
 def named(*roles: Role) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 LARGEST = 2**30
 """Bytes: larger blocks, and more than this unused at the end of the heap, are returned."""
 MUCH = 4 * 2**30
-"""Bytes of a process from which freed memory is returned after each batch of an evaluation."""
+"""Bytes of a process that returns freed memory in its evaluations."""
 
 
 def keep_freed_memory() -> None:

@@ -186,7 +186,6 @@ def _evaluate_one(trainer: Any, dataset: Any) -> Evaluation:
         replaced(trainer.args, steps_per_generation=1),
     ):
         for questions in _batches(trainer, dataset):
-            return_freed_memory()
             called.append(_call(trainer, questions))
             found = _rows(trainer, questions)
             counts.append(len(found))
@@ -194,7 +193,6 @@ def _evaluate_one(trainer: Any, dataset: Any) -> Evaluation:
             for name, values in rewards.items():
                 logged = trainer._logs["rewards"][name]
                 values += [None if math.isnan(reward) else reward for reward in logged]
-    return_freed_memory()
     if not called:
         raise _empty(MAIN)
     of_rewards = estimates.reward_metrics(rewards, [row["reward"] for row in rows], samples)
@@ -220,11 +218,16 @@ def _evaluate_one(trainer: Any, dataset: Any) -> Evaluation:
 
 
 def _batches(trainer: Any, dataset: Any) -> Iterator[list[Row]]:
-    """The questions of each call, for all processes, in the set's order. A set may be a stream."""
+    """The questions of each call, for all processes, in the set's order. A set may be a stream.
+    On a CPU, what training or the last call has freed is returned first, and at the end."""
     questions = _each(dataset)
     at_once = max(1, trainer.args.per_device_eval_batch_size // trainer.num_generations_eval)
     size = None if _takes_all(trainer) else at_once * trainer.accelerator.num_processes
-    while batch := list(islice(questions, size)):
+    while True:
+        if trainer.args.use_cpu:
+            return_freed_memory()
+        if not (batch := list(islice(questions, size))):
+            return
         yield batch
 
 

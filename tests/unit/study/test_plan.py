@@ -121,6 +121,8 @@ def test_overrides_reach_every_arm_and_places_are_not_compared(write, printed):
     assert [arm.declared for arm in plan.arms] == [{}, {"eval_steps": 3}, {"eval_steps": 0.25}]
     for arm in plan.arms:
         assert {"--grpo_steps=8", "--max_grad_norm=0.5"} <= set(arm.runs[0].words)
+    in_epochs = "overrides: {grpo_steps: null, num_train_epochs: 1, eval_steps: 0.25}\n"
+    assert planned(write(SMALL + in_epochs + "arms: [grpo.yaml]\n")).arms[0].evaluations == 1
     run = plan.arms[1].runs[1]
     assert run.id == id_of(run.words[0], run.words[1:], 1)
 
