@@ -98,6 +98,7 @@ def test_a_runner_is_killed_and_then_a_node(tmp_path, nodes, scratch, calm):
     logs = "\n".join(log.read_text() for log in store.path.glob("*.log"))
     again = [run_id for run_id, count in starts(scratch).items() if count > 1]
     assert 1 <= len(again) <= 2 and max(starts(scratch).values()) == 2, logs
+    # a worker may also be lost before its training starts: both nodes unpack into one folder here
     assert logs.count("restarted on") >= len(again)
     assert not children(scratch) and not list(store.path.glob(".*"))
 
