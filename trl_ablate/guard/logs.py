@@ -74,8 +74,9 @@ def read_logs(path: str | os.PathLike, columns: Columns | None = None) -> list[L
     joined = [_joined(rows, columns) for rows in found.values()]
     logs = [Log(owner, rows) for owner, rows in zip(named, joined, strict=True) if rows]
     if not logs:
+        what = "steps" if columns is None else "number"
         raise ConfigurationError(
-            f"{path} has no logged steps; give a log of training: {KINDS}, or a folder with one"
+            f"{path} has no logged {what}; give a log of training: {KINDS}, or a folder with one"
         )
     return logs
 
@@ -224,6 +225,10 @@ def _of_csv(file: Path) -> tuple[list[str], list[dict[str, Any]]]:
         raise ConfigurationError(
             f"{file} is not a CSV file with a header ({shortened(str(error), 120)}); export it anew"
         ) from error
+    if other := next((one for one in ";\t," if len(header) == 1 and one in header[0]), None):
+        raise ConfigurationError(
+            f"{file} separates its columns by {other!r}, not by {mark!r}; export it anew"
+        )
     twice = next((name for name, times in Counter(header).items() if name and times > 1), None)
     if twice:
         raise ConfigurationError(f"{file} has two columns '{twice}'; rename or remove one")

@@ -295,7 +295,8 @@ def test_a_difference_of_two_groups_is_not_left_out_one_by_one():
         ("name,x\na,0.5\n", ["--names", "b"], "finds no arm in the name 'a'"),
         ("arm,x,x\na,0,0.5\n", [], "has two columns 'x'"),
         ("arm,x\na,50.5\n", ["--questions", "9"], "a run of 'a' ends at 50.5; give shares"),
-        ("a,b\nc,d\n", [], "has no logged steps"),
+        ("arm,seed,x\na,0,50%\n", [], "has no logged number"),
+        ("arm;seed;x\na;0;0.5\n", [], "separates its columns by ';', not by ','"),
         ("", [], "is not a CSV file with a header"),
     ],
 )
