@@ -1,6 +1,6 @@
 """Estimate on paper what a training needs.
 
-That is the memory of a card during rollouts and training, and the seconds of each phase of a step.
+That is the memory of a card while it generates and trains, and the seconds of each phase of a step.
 Every assumption is printed with its value, and is an option. Nothing is measured and no model is
 loaded; see trl_ablate/plan/README.md for how far the estimates were off.
 
@@ -86,7 +86,7 @@ def show(answer: Estimate, given: dict[str, Any], of_recipe: dict[str, Any]) -> 
     setup = answer.setup
     cards = f"{setup.gpus} × {setup.gpu}, {answer.gpu.memory / GIB:.0f} GiB each"
     console.print(f"{setup.model}: {answer.shape.parameters / 1e9:.2f} B parameters, on {cards}\n")
-    for title, parts in (("training", answer.bytes_training), ("rollout", answer.bytes_rollout)):
+    for title, parts in (("training", answer.bytes_training), ("generation", answer.bytes_rollout)):
         rows = {part: f"{size / GIB:.1f}" for part, size in parts.items() if size}
         rows["together"] = f"{sum(parts.values()) / GIB:.1f}"
         console.print(table(f"GiB on a card, {title}", rows.items(), numbers_from=1))

@@ -49,6 +49,7 @@ class Setup:
     steps: int = assumed(200, "rollout batches of the run")
     evaluations: int = assumed(51, "of the run: before it, and every four steps", 0)
     eval_questions: int = assumed(1024, "completions of an evaluation")
+    eval_batch: int = assumed(256, "of these at once on a card, without vLLM")
     start_s: float = assumed(90.0, "imports, loading the model, starting the engine", 0)
 
     microbatch: int = assumed(4, "rows of a microbatch on a card")
@@ -128,6 +129,7 @@ SAME = {
     "num_iterations": "epochs",
     "grpo_steps": "steps",
     "eval_size": "eval_questions",
+    "per_device_eval_batch_size": "eval_batch",
 }
 """Settings that a plan has under another name: the recipe's -> the plan's."""
 

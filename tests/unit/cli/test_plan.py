@@ -121,7 +121,7 @@ def test_a_language_model_on_a_laptop(capsys):
     found = as_json(capsys, "words")
     expected = {"model": "135M", "gpu": "cpu-bf16", "rollouts": 64, "max_length": 48,
                 "sharing": 8, "prompt_tokens": 54, "evaluations": 1,
-                "eval_questions": 1200}  # fmt: skip
+                "eval_questions": 1200, "eval_batch": 240}  # fmt: skip
     assert {name: found["assumptions"][name] for name in expected} == expected
     assert found["parameters"] == pytest.approx(134_515_008, rel=1e-3)
     assert found["seconds_per_step"] == pytest.approx(12.2, rel=0.3)

@@ -75,6 +75,19 @@ def test_the_24_gib_profile_has_the_memory_that_its_header_computes():
     assert answer.cache_tokens == pytest.approx(35_000, rel=0.03)
 
 
+@pytest.mark.parametrize(("rows", "measured"), [(120, 2.74), (240, 4.52), (400, 7.2)])
+def test_the_memory_of_an_evaluation_on_a_cpu(rows, measured):
+    """GiB of `trl-ablate evaluate` with SmolLM2 and `words`, which has no optimizer."""
+    setup = Setup(
+        model="135M", gpu="cpu-bf16", engine="transformers", prompt_tokens=54, mean_length=17,
+        max_length=48, rollouts=64, eval_batch=rows, context_gib=0.5,
+    )  # fmt: skip
+    parts = plan(setup).bytes_rollout
+    parts.pop("optimizer states")
+    assert sum(parts.values()) / GIB == pytest.approx(measured, rel=0.1)
+    assert plan(replace(setup, evaluations=0)).bytes_rollout["KV cache"] < parts["KV cache"]
+
+
 # By hand
 
 
@@ -182,11 +195,12 @@ OTHER = {
     "optimizer": "adamw_bf16", "engine": "transformers", "rollouts": 512, "max_length": 2048,
     "microbatch": 1, "lora_rank": 4, "layer_ms": 20.0, "quantized": "4bit",
 }  # fmt: skip
+NEEDS = {"quantized": {"lora_rank": 8}, "eval_batch": {"engine": "transformers"}}
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_ignoring_an_option_would_show(name):
-    before, base = getattr(BASE, name), replace(BASE, lora_rank=8 if name == "quantized" else 0)
+    before, base = getattr(BASE, name), replace(BASE, **NEEDS.get(name, {}))
     following = {bool: lambda: not before, int: lambda: before + 1, float: lambda: before * 0.75}
     other = OTHER[name] if name in OTHER else following[type(before)]()
     answers = [plan(setup).to_dict() for setup in (base, replace(base, **{name: other}))]
