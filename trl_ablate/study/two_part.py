@@ -85,6 +85,8 @@ class Means:
         return self._tail(margin - abs(self.difference))
 
     def interval(self, level: float) -> tuple[float, float]:
+        if self.error == 0:  # as for the tail
+            return -math.inf, math.inf
         half = float(special.stdtrit(self.degrees, 1 - level / 2)) * self.error
         return self.difference - half, self.difference + half
 

@@ -92,6 +92,7 @@ def test_runs_that_do_not_vary_show_nothing():
     for arm in ([0.9] * 8, [0.901] * 8):
         found = decide(arm=arm, reference=[0.9] * 8, threshold=0.6, looks=(8,), margin=0.03)
         assert found.verdict is Verdict.NOT_DECIDED and found.p == 1.0
+        assert found.interval == (-math.inf, math.inf)
 
 
 def test_the_threshold_is_half_of_what_the_median_gains():

@@ -25,7 +25,7 @@ def within(value: float | None, low: float | None, high: float | None, digits: i
 
 
 def signed(value: float, digits: int = 3) -> str:
-    return f"{value:+.{digits}f}".replace("-", "−")
+    return f"{value:+.{digits}f}".replace("-", "−").replace("inf", "∞")
 
 
 def number(value: float | None) -> str:
