@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from trl_ablate.cli.ending import DONE, FAILED
 from trl_ablate.cli.parsing import PROFILE, command, leading
 from trl_ablate.cli.terminal import show_findings, show_recipe
-from trl_ablate.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from trl_ablate.recipe.resolving import Resolved
@@ -52,16 +51,11 @@ def main(options: argparse.Namespace, words: list[str]) -> int:
 
 def _on_paper(resolved: "Resolved") -> list[str]:
     """What `trl-ablate plan` says of the recipe; nothing if it knows no such model or card."""
-    from trl_ablate.plan.estimate import plan
-    from trl_ablate.plan.setup import Setup, from_recipe
+    from trl_ablate.plan.recipes import plan_recipe
     from trl_ablate.plan.sizes import GIB
 
-    try:
-        given = from_recipe(resolved.all_settings(), resolved.profile)
-        answer = plan(Setup(**given))
-    except ConfigurationError:
-        return []
-    if "gpu" not in given:
+    answer = plan_recipe(resolved.all_settings(), resolved.profile)
+    if answer is None:
         return []
     needed = max(sum(answer.bytes_training.values()), sum(answer.bytes_rollout.values())) / GIB
     return [

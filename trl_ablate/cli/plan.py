@@ -19,8 +19,9 @@ from typing import Any, get_args
 from trl_ablate.cli.ending import DONE, FAILED
 from trl_ablate.cli.parsing import command, flag, option
 from trl_ablate.cli.terminal import console, table
-from trl_ablate.plan.estimate import Estimate, plan, word
-from trl_ablate.plan.setup import HINTS, OPTIONS, Setup, from_recipe
+from trl_ablate.plan.estimate import Estimate, plan
+from trl_ablate.plan.recipes import from_recipe
+from trl_ablate.plan.setup import HINTS, OPTIONS, Setup, word
 from trl_ablate.plan.sizes import GIB, GPUS, MODELS
 from trl_ablate.recipe.places import AS_ASKED
 from trl_ablate.run.json_files import finite

@@ -49,6 +49,30 @@ def resolve(
     return StudyRuns(plan, store)
 
 
+def on_paper(runs: "StudyRuns") -> str | None:
+    """Hours as `trl-ablate plan` computes them for the first arm; None if it knows no such model or
+    machine, or runs were measured."""
+    from trl_ablate.plan.recipes import plan_recipe
+    from trl_ablate.recipe.resolving import load_recipe
+    from trl_ablate.study.expected_hours import total_of
+
+    (share,), _ = total_of([runs])
+    if share.worst.hours() is not None:
+        return None
+    first = runs.plan.arms[0]
+    recipe, _, profile, *words = first.runs[0].words
+    answer = plan_recipe(load_recipe(recipe, profile, words).all_settings(), profile)
+    if answer is None or answer.problems:
+        return None
+    hours = answer.run / 3600
+    least, most = (hours * (len(of.runs) - len(of.done)) for of in (share.best, share.worst))
+    total = " to ".join(dict.fromkeys((f"{least:.0f}", f"{most:.0f}")))
+    return (
+        f"on paper (trl-ablate plan): {hours:.1f} hours a run of {first.name} with responses of "
+        f"{answer.setup.mean_length} tokens, {total} hours in all"
+    )
+
+
 def known(name: str | Path, folder: Path, profile: str | None = None) -> "StudyRuns":
     """The study by its saved plan if that is up to date, which needs no torch; else resolved."""
     from trl_ablate.study.planned import saved_plan

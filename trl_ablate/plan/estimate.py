@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from trl_ablate.plan.setup import Setup, check
+from trl_ablate.plan.setup import Setup, check, word
 from trl_ablate.plan.sizes import GIB, GPUS, Gpu, Shape, shape_of
 
 ROOM = 0.95
@@ -348,8 +348,3 @@ def plan(setup: Setup) -> Estimate:
     """The answer to one question; raises a `ConfigurationError` for values that cannot be."""
     check(setup)
     return Estimate(setup, shape_of(setup.model), GPUS[setup.gpu])
-
-
-def word(value: object) -> str:
-    """A value as its option has it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)

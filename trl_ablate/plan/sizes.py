@@ -105,6 +105,7 @@ class Shape:
 
 MODELS = {
     "0.5B": Shape(24, 896, 4864, 14, 2, 151936, True, 64),
+    "1B": Shape(16, 2048, 8192, 16, 16, 100352, False, 128),
     "1.5B": Shape(28, 1536, 8960, 12, 2, 151936, True, 128),
     "3B": Shape(36, 2048, 11008, 16, 2, 151936, True, 128),
     "7B": Shape(28, 3584, 18944, 28, 4, 152064, False, 128),
@@ -116,8 +117,8 @@ MODELS = {
     "360M": Shape(32, 960, 2560, 15, 5, 49152, True, 64),
     "miniature": Shape(4, 128, 384, 4, 2, 299, True, 32),
 }
-"""8B is Llama 3.1's; 135M and 360M are SmolLM2's; miniature is that of `trl-ablate bench train`;
-the others are Qwen2.5's."""
+"""1B is OLMo 2's, 8B Llama 3.1's; 135M and 360M are SmolLM2's; miniature is that of
+`trl-ablate bench train`; the others are Qwen2.5's."""
 
 KEYS = (
     "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size",

@@ -8,7 +8,8 @@ import pytest
 from trl_ablate.cli.plan import main
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.plan.estimate import plan
-from trl_ablate.plan.setup import OPTIONS, Setup, from_recipe, size_in
+from trl_ablate.plan.recipes import from_recipe, size_in
+from trl_ablate.plan.setup import OPTIONS, Setup
 
 SHARDED = ["--model", "7B", "--gpus", "8", "--sharding", "zero3"]
 

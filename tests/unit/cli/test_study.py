@@ -1,5 +1,6 @@
 """`trl-ablate study`: what it prints and refuses, without starting a run."""
 
+import re
 import sys
 from argparse import Namespace
 from contextlib import redirect_stderr, redirect_stdout
@@ -150,3 +151,21 @@ def test_a_plan_with_looks_has_a_best_and_a_worst_case(tmp_path, capsys):
     assert main(["run", *where, "--engine", "slurm", "--until", "decided"]) == 0
     seeds = [run.partition("-")[2] for run in runs_of(capsys.readouterr().out)]
     assert seeds == ["seed0", "seed0", "seed1", "seed1", "seed2", "seed2"]  # the first look
+
+
+def test_hours_on_paper_until_a_run_is_measured(tmp_path, capsys):
+    """Of a model on the Hub and a card that is elsewhere; the miniature is no model of the plan."""
+    study = tmp_path / "study.yaml"
+    words = ["plan", str(study), "--runs", str(tmp_path / "runs")]
+    study.write_text(ONE_ARM)
+    assert main(words) == 0 and "on paper" not in capsys.readouterr().out
+    study.write_text(
+        "question: q\narms: [grpo.yaml]\nseeds: [0, 1]\nprofile: h100\n"
+        "overrides: {model_name_or_path: allenai/OLMo-2-0425-1B, dataset: gsm8k}\n"
+    )
+    assert main(words) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    each, total = (float(found) for found in re.findall(r"([\d.]+) hours", line))
+    assert (
+        line.startswith("on paper") and 0.1 < each < 10 and total == pytest.approx(2 * each, abs=1)
+    )

@@ -54,8 +54,8 @@ def test_our_own_runs():
 
 def test_published_sizes_and_that_of_the_bench():
     billions = {
-        "0.5B": 0.494, "1.5B": 1.544, "3B": 3.086, "7B": 7.616, "8B": 8.030, "14B": 14.77,
-        "32B": 32.76, "72B": 72.71, "135M": 0.1345, "360M": 0.3618,
+        "0.5B": 0.494, "1B": 1.485, "1.5B": 1.544, "3B": 3.086, "7B": 7.616, "8B": 8.030,
+        "14B": 14.77, "32B": 32.76, "72B": 72.71, "135M": 0.1345, "360M": 0.3618,
     }  # fmt: skip
     for name, expected in billions.items():
         assert MODELS[name].parameters / 1e9 == pytest.approx(expected, rel=1e-3), name
@@ -216,7 +216,7 @@ def test_an_engine_without_room_is_a_problem():
 
 def test_what_is_refused():
     for changes, sentence in (
-        ({"model": "9B"}, "'9B' is neither a known size .0.5B, 1.5B"),
+        ({"model": "9B"}, "'9B' is neither a known size .0.5B, 1B, 1.5B"),
         ({"mfu": 1.5}, "mfu is 1.5; give a share above 0 and at most 1"),
         ({"layer_ms": float("nan")}, "layer_ms is nan; give a number of at least 0"),
         ({"max_length": 100}, "max_length 100 is below mean_length 343; raise it, or lower mean"),
