@@ -128,8 +128,8 @@ def plan(options: argparse.Namespace) -> None:
     engine = local.make(options, runs.plan)
     if options.probe:
         probe(runs, engine, console.print)
-    show_plan(console, runs, engine.slots, options.price_per_hour)
-    if paper := study_runs.on_paper(runs):
+    share = show_plan(console, runs, engine.slots, options.price_per_hour)
+    if paper := study_runs.on_paper(runs.plan, share):
         console.print(paper)
     if options.xray:
         from trl_ablate.cli.xray import show_for_plan

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from trl_ablate.study.definition import Study
     from trl_ablate.study.engines import Engine
     from trl_ablate.study.expected_hours import Share
+    from trl_ablate.study.planned import Plan
     from trl_ablate.study.runner import Outcome
     from trl_ablate.study.runs import StudyRuns
     from trl_ablate.study.store import RunStore
@@ -49,17 +50,15 @@ def resolve(
     return StudyRuns(plan, store)
 
 
-def on_paper(runs: "StudyRuns") -> str | None:
+def on_paper(plan: "Plan", share: "Share") -> str | None:
     """Hours as `trl-ablate plan` computes them for the first arm; None if it knows no such model or
     machine, or runs were measured."""
     from trl_ablate.plan.recipes import plan_recipe
     from trl_ablate.recipe.resolving import load_recipe
-    from trl_ablate.study.expected_hours import total_of
 
-    (share,), _ = total_of([runs])
     if share.worst.hours() is not None:
         return None
-    first = runs.plan.arms[0]
+    first = plan.arms[0]
     recipe, _, profile, *words = first.runs[0].words
     answer = plan_recipe(load_recipe(recipe, profile, words).all_settings(), profile)
     if answer is None or answer.problems:

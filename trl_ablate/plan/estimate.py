@@ -33,8 +33,7 @@ ACTIVATIONS_OF_MLP = 8
 LOGITS = 12
 """Bytes of a token's logits per entry: bfloat16, float32, and the gradient in float32 and 16."""
 CACHES_ON_A_CPU = 6
-"""Caches in bfloat16 that generating takes there: they are in float32, of the prompts, of all
-tokens, and what growing leaves. Fitted to 120, 240 and 400 rows of SmolLM2."""
+"""Caches in bfloat16 that generating takes there, in float32 and growing; fitted to SmolLM2."""
 DRAWING = 24
 """Bytes of a row's logits per entry while its token is drawn."""
 BACKWARD = 2

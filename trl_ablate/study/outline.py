@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trl_ablate.run.untrusted import FirstThatFits
-from trl_ablate.study.expected_hours import PROBE_STEPS, Estimate, total_of
+from trl_ablate.study.expected_hours import PROBE_STEPS, Estimate, Share, total_of
 from trl_ablate.study.factors import Design, alias_lines, level_text, relation_text
 from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun, setting, silent_differences
 from trl_ablate.study.runs import Finished, StudyRuns, bounds
@@ -23,17 +23,18 @@ SPREADS = (0.8, 1.0, 1.25)
 
 def show_plan(
     console: Console, runs: StudyRuns, slots: int, price_per_hour: float | None = None
-) -> None:
+) -> Share:
     """Print a plan, and what it takes with `slots` runs at once: with looks, from the first one to
     the last one."""
-    lines = [Text(line) for line in _needed(runs, slots, price_per_hour)]
+    (share,), _ = total_of([runs])
+    lines = [Text(line) for line in _needed(runs, share, slots, price_per_hour)]
     for part in (*_parts(runs), *lines):
         console.print(part, soft_wrap=not console.is_terminal)
+    return share
 
 
-def _needed(runs: StudyRuns, slots: int, price: float | None) -> Iterator[str]:
+def _needed(runs: StudyRuns, share: Share, slots: int, price: float | None) -> Iterator[str]:
     plan, looks = runs.plan, runs.plan.looks
-    (share,), _ = total_of([runs])
     best, worst = (_what_it_takes(of, plan, slots, price) for of in (share.best, share.worst))
     if not looks:
         yield worst

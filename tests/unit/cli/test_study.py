@@ -166,6 +166,5 @@ def test_hours_on_paper_until_a_run_is_measured(tmp_path, capsys):
     assert main(words) == 0
     line = capsys.readouterr().out.splitlines()[-1]
     each, total = (float(found) for found in re.findall(r"([\d.]+) hours", line))
-    assert (
-        line.startswith("on paper") and 0.1 < each < 10 and total == pytest.approx(2 * each, abs=1)
-    )
+    assert line.startswith("on paper") and 0.1 < each < 10
+    assert total == pytest.approx(2 * each, abs=1)
