@@ -10,6 +10,7 @@ alone would print its usage and end the process.
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -42,6 +43,13 @@ def at_least(least: int, kind: type[int] | type[float] = int) -> Callable[[str],
         raise argparse.ArgumentTypeError(f"'{text}' is no {number} of at least {least}")
 
     return read
+
+
+def a_number(text: str) -> float:
+    with suppress(ValueError):
+        if math.isfinite(float(text)):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"'{text}' is no number")
 
 
 Option = Callable[[Any], object]

@@ -30,7 +30,7 @@ from typing import Any
 
 from trl_ablate.errors import ConfigurationError, shortened
 from trl_ablate.guard.rules import finite
-from trl_ablate.guard.tables import STEP_COLUMNS, Columns, Owner, owned
+from trl_ablate.guard.tables import RUN_FILES, STEP_COLUMNS, Columns, Owner, number_in, owned
 from trl_ablate.metrics import translated
 from trl_ablate.run.checkpoints import step_of
 from trl_ablate.run.directory import RunDirectory
@@ -38,7 +38,10 @@ from trl_ablate.run.json_files import read_json, read_jsonl, read_object
 
 INNER = re.compile(r"checkpoint-\d+|guard")
 """Folders of a run that have a log of it."""
-RUN_FILES = ("metrics.jsonl", "trainer_state.json")
+TABLES = (".csv", ".tsv", ".jsonl")
+_COMMA = re.compile(r"[-+]?\d+(,\d+)+(\.\d*)?")
+_OUTCOME = re.compile("reward|acc|score|value|pass|solve|correct", re.IGNORECASE)
+_NO_VALUE = {"", "na", "n/a", "none", "null", "-"}
 
 KINDS = "trainer_state.json, metrics.jsonl, a trackio project (.db or its name), or a CSV export"
 
@@ -72,8 +75,8 @@ def read_logs(path: str | os.PathLike, columns: Columns | None = None) -> list[L
     home = home_of(there.resolve()).name  # for one that is named after a folder in it
     named = [(one._replace(name=home) if INNER.fullmatch(one.name) else one) for one in found]
     joined = [_joined(rows, columns) for rows in found.values()]
-    logs = [Log(owner, rows) for owner, rows in zip(named, joined, strict=True) if rows]
-    if not logs:
+    logs = [Log(*of) for of in zip(named, joined, strict=True) if of[1] or columns is not None]
+    if not any(log.rows for log in logs):
         what = "steps" if columns is None else "number"
         raise ConfigurationError(
             f"{path} has no logged {what}; give a log of training: {KINDS}, or a folder with one"
@@ -94,9 +97,18 @@ Rows = dict[Owner, list[dict[str, Any]]]
 def _of_folder(folder: Path, columns: Columns | None) -> Rows:
     found = _directly_in(folder, columns)
     files = () if found else sorted(folder.rglob("*"))
-    for place in dict.fromkeys(home_of(file) for file in files if file.name in RUN_FILES):
+    runs = [file for file in files if file.name in RUN_FILES]
+    tables = [file for file in files if file.suffix.lower() in TABLES and not runs]
+    common = Counter(file.stem for file in tables)
+    for place in dict.fromkeys(map(home_of, runs or tables)):
         for owner, rows in _directly_in(place, columns).items():
-            found[owner._replace(name=place.relative_to(folder).as_posix())] = rows
+            if runs or common[owner.name] > 1 or owner.name == place.name:
+                owner = owner._replace(name=place.relative_to(folder).as_posix())
+            if owner in found:
+                raise ConfigurationError(
+                    f"two folders in {folder} have a run '{owner.name}'; give them one by one"
+                )
+            found[owner] = rows
     if not found:
         raise ConfigurationError(f"folder {folder} has no log of a run; it should have {KINDS}")
     return found
@@ -114,7 +126,7 @@ def _directly_in(folder: Path, columns: Columns | None) -> Rows:
     ]
     if logs:
         return max(logs, key=_last_step)
-    for pattern in ("*.db", "*.[ct]sv"):
+    for pattern in ("*.db", "*.[ct]sv", "*.jsonl"):
         if files := sorted(folder.glob(pattern)):
             return _together({file: _of_file(file, columns) for file in files})
     return {}
@@ -150,13 +162,14 @@ def _merged(parts: Iterable[tuple[Owner, dict[str, Any]]]) -> Rows:
 
 
 def _of_file(file: Path, columns: Columns | None) -> Rows:
-    if file.suffix == ".db":
+    kind = file.suffix.lower()
+    if kind == ".db":
         return _of_database(file)
-    if file.suffix == ".json" and (columns is None or not isinstance(read_json(file), list)):
+    if kind == ".json" and (columns is None or not isinstance(read_json(file), list)):
         return _of_state(file)
-    if file.suffix not in (".json", ".jsonl", ".csv", ".tsv"):
+    if kind not in (".json", *TABLES):
         raise ConfigurationError(f"{file} is not a log that is known here; give {KINDS}")
-    header, table = _of_csv(file) if file.suffix in (".csv", ".tsv") else _of_objects(file)
+    header, table = _of_csv(file) if kind in (".csv", ".tsv") else _of_objects(file)
     return _merged(
         (owner, _row(row, f"{file}, line {number}"))
         for number, owner, row in owned(table, header, file, columns)
@@ -174,7 +187,7 @@ def _of_state(file: Path) -> Rows:
 
 
 def _of_objects(file: Path) -> tuple[list[str], list[dict[str, Any]]]:
-    table = [*read_jsonl(file)] if file.suffix == ".jsonl" else read_json(file)
+    table = read_json(file) if file.suffix.lower() == ".json" else [*read_jsonl(file)]
     if not all(isinstance(row, dict) for row in table):
         raise ConfigurationError(f"{file} is a list of other things than objects; give {KINDS}")
     record = file.parent / "run.json"
@@ -217,14 +230,15 @@ def _project_named(name: Path) -> Path:
 
 
 def _of_csv(file: Path) -> tuple[list[str], list[dict[str, Any]]]:
-    mark = "\t" if file.suffix == ".tsv" else ","
+    mark = "\t" if file.suffix.lower() == ".tsv" else ","
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
-            header, *records = csv.reader(opened, delimiter=mark, strict=True)
+            names, *records = csv.reader(opened, delimiter=mark, strict=True)
     except (UnicodeDecodeError, csv.Error, ValueError) as error:
         raise ConfigurationError(
             f"{file} is not a CSV file with a header ({shortened(str(error), 120)}); export it anew"
         ) from error
+    header = [name.strip() for name in names]
     if other := next((one for one in ";\t," if len(header) == 1 and one in header[0]), None):
         raise ConfigurationError(
             f"{file} separates its columns by {other!r}, not by {mark!r}; export it anew"
@@ -232,32 +246,39 @@ def _of_csv(file: Path) -> tuple[list[str], list[dict[str, Any]]]:
     twice = next((name for name, times in Counter(header).items() if name and times > 1), None)
     if twice:
         raise ConfigurationError(f"{file} has two columns '{twice}'; rename or remove one")
-    return header, [dict(zip(header, record, strict=False)) for record in records]
+    table = [dict(zip(header, record, strict=False)) for record in records]
+    for name in filter(_OUTCOME.search, header):
+        _check_cells(table, name, file)
+    return header, table
+
+
+def _check_cells(table: Iterable[Mapping[str, str]], column: str, file: Path) -> None:
+    """Refuse what is no number where other lines have the outcome."""
+    cells = [(line, row.get(column, "").strip()) for line, row in enumerate(table, start=2)]
+    cells = [(line, cell) for line, cell in cells if cell.lower() not in _NO_VALUE]
+    texts = [(line, cell) for line, cell in cells if number_in(cell) is None]
+    for line, cell in texts[:1]:
+        if 2 * len(texts) < len(cells) or _COMMA.fullmatch(cell):
+            raise ConfigurationError(
+                f"{file}, line {line}: {column} is '{shortened(cell, 40)}', which is no number; "
+                "write one such as 1024.5, or leave the cell empty"
+            )
 
 
 def _row(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The numbers of a row by TRL's names, and its step."""
     step = next((given[name] for name in STEP_COLUMNS if given.get(name) is not None), None)
-    number = _number(step)
+    number = number_in(step)
     if number is None or not math.isfinite(number):
         raise ConfigurationError(
             f"{where} has a row without a step ({shortened(str(dict(given)), 120)}); restore it"
         )
     values = {
-        translated(name): _number(value)
+        translated(name): number_in(value)
         for name, value in given.items()
-        if name not in STEP_COLUMNS and (value is None or _number(value) is not None)
+        if name not in STEP_COLUMNS and (value is None or number_in(value) is not None)
     }
     return {**values, "step": int(number)}
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool):
-        return None
-    try:
-        return float(value)  # also of "NaN" and "-Infinity", as trackio and W&B write them
-    except (TypeError, ValueError, OverflowError):
-        return None
 
 
 def _joined(rows: list[dict[str, Any]], columns: Columns | None) -> list[dict[str, Any]]:

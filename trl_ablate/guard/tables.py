@@ -13,29 +13,42 @@ The forms that are known:
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import WATCHED_BY_RULES, translated
 
-STEP_COLUMNS = ("train/global_step", "global_step", "step", "_step", "Step")
-"""The optimizer step, if a table has one. Trackers also count their own calls, which come last."""
+STEP_COLUMNS = (
+    "train/global_step", "global_step", "step", "steps", "training/global_step",
+    "trainer/global_step", "training_step", "iteration", "_step",
+)  # fmt: skip
+"""The optimizer step, if a table has one, in small letters or large ones. Trackers also count their
+own calls, which come last."""
 
 NAMING = {
     "name": ("run_name", "run", "name", "run_id"),
     "arm": ("arm", "method", "variant", "algorithm"),
-    "seed": ("seed", "random_seed"),
+    "seed": ("seed", "random_seed", "trial", "replicate"),
     "group": ("group", "experiment", "source"),
 }
 """Role -> columns that have it, the first that a row fills; upper case counts as lower case."""
 
+METRIC_COLUMNS = ("metric", "variable", "tag", "key")
+"""Of a long table: the one that names the metric of each `value`."""
+
+RUN_FILES = ("metrics.jsonl", "trainer_state.json")
+"""They have the same name in every run; any other file may be named after its run."""
 TENSORBOARD = {"Wall time", "Step", "Value"}
 RUNS_OF_WANDB = {"Name", "State"}
 _TAG = re.compile(r"(?:run-(?P<run>.+)-)?tag-(?P<tag>.+)")
-_CHART_PART = re.compile(r"(?P<run>.+) - (?P<metric>[^ ]+)")
-_BETWEEN = "-_ ./=,:"
-_SEED = re.compile(r"(?:^|[-_ ./=,])(?:seed|s)[-_ =:]?(\d+)(?![A-Za-z0-9.])", re.IGNORECASE)
+_CHART_PART = re.compile(r"(?P<run>.+) - (?P<metric>.+)")
+_BETWEEN = "-_ ./=,:|()[]"
+_SEEDS = [
+    re.compile(rf"(?:^|[-_ ./=,:|(\[]){word}[-_ =:]*(\d+)(?![A-Za-z0-9]|\.\d)", re.IGNORECASE)
+    for word in ("seed", "s")
+]
 
 Table = Sequence[Mapping[str, Any]]
 
@@ -58,7 +71,7 @@ empty one: then a table may have final values alone."""
 
 def arm_and_seed(name: str) -> tuple[str, int | None]:
     """`dr_grpo_seed_2` -> dr_grpo, 2; `seed3/grpo` -> grpo, 3; `len_norm` -> len_norm, None."""
-    found = _SEED.search(name)
+    found = next((found for seed in _SEEDS if (found := seed.search(name))), None)
     if found is None:
         return name, None
     return (name[: found.start()] + name[found.end() :]).strip(_BETWEEN), int(found[1])
@@ -73,56 +86,149 @@ def owned(
         for number, row in _lines(table):
             yield number, owner, {"step": row.get("Step"), of_all: row.get("Value", "nan")}
         return
+    form = _form(table, header, file, columns)
+    naming = [name for name in header if name != form.step and _tells_apart(table, name)]
+    seen: dict[tuple[Owner, Any, str], tuple[Any, list[Any]]] = {}
+    for number, row in _lines(table):
+        step = row.get(form.step) if form.step else 0
+        if form.is_of_calls and step in ("", None):
+            continue  # of W&B: a table that was logged by itself
+        texts = [row.get(name) for name in naming]
+        for of, values in form.parts(number, row):
+            for metric in {*values}.difference(naming) if naming else ():
+                value, others = seen.setdefault((of, step, metric), (values[metric], texts))
+                if value != values[metric] and others != texts:
+                    apart = next(n for n, x, y in zip(naming, others, texts, strict=True) if x != y)
+                    raise ConfigurationError(
+                        f"{file}, line {number}: '{of.name}' has a second value of '{metric}' at "
+                        f"step {step}, of another '{apart}'; keep the lines of one, or call that "
+                        "column arm, seed or group"
+                    )
+            yield number, of, values | {"step": step}
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What the columns of one table are."""
+
+    file: Path
+    roles: dict[str, list[str]]
+    step: str | None
+    rest: list[str]
+    """The columns that name neither a run nor the step."""
+    charts: dict[str, re.Match[str]]
+    """Columns `RUN - METRIC`."""
+    seeds: list[str]
+    """Columns that are a run or a seed each, and so their values are of one metric."""
+    by_row: bool
+    """Whether those are seeds of the arm that the row names."""
+    metric: str | None
+    value: str
+    """Of a long table: the columns of a metric's name and of its value."""
+    a_line_each: bool
+    """Whether each line is a run."""
+    times: Counter[tuple[Owner, str]] = field(default_factory=Counter)
+    """Of a long table without steps: how often a run has had a metric."""
+
+    @property
+    def is_of_calls(self) -> bool:
+        """Whether the table has W&B's count of calls beside the step."""
+        return self.step not in (None, "_step") and "_step" in self.rest
+
+    def parts(self, number: int, row: Mapping[str, Any]) -> list[tuple[Owner, dict[str, Any]]]:
+        """The runs that a line has values of."""
+        given = {name: row[name] for name in self.rest if row.get(name, "") != ""}
+        line = number if self.a_line_each and not self.metric else None
+        owner = _owner(row, self.roles, self.file, line)
+        if self.charts:
+            return [
+                (Owner(part["run"]), {part["metric"]: given[column]})
+                for column, part in self.charts.items()
+                if column in given and not part["metric"].endswith(("__MIN", "__MAX"))
+            ]
+        if self.metric:
+            return [self._named(number, owner, given)]
+        if len(self.seeds) > 1:
+            there = [name for name in self.seeds if name in given]
+            named = self.by_row
+            return [(_of_column(one, owner, named=named), {"value": given[one]}) for one in there]
+        return [(owner, given)]
+
+    def _named(
+        self, number: int, owner: Owner, given: Mapping[str, Any]
+    ) -> tuple[Owner, dict[str, Any]]:
+        if self.metric not in given:
+            raise ConfigurationError(
+                f"{self.file}, line {number}, names no metric; name it in the column "
+                f"'{self.metric}', or remove the line"
+            )
+        name = str(given[self.metric])
+        line = self.times[owner, name] if self.step is None else None
+        self.times[owner, name] += 1
+        return owner._replace(line=line), {name: given.get(self.value, "nan")}
+
+
+def _form(table: Table, header: Sequence[str], file: Path, columns: Columns | None) -> _Form:
     roles = _roles(header, file, columns)
-    step = next((name for name in STEP_COLUMNS if name in header), None)
+    step = next((found for one in STEP_COLUMNS if (found := _column(header, one))), None)
     if header and step is None and columns is None:
         raise ConfigurationError(
             f"{file} has no column of steps; name one of its columns {', '.join(STEP_COLUMNS)}"
         )
-    if "metric" in header and not _column(header, "value"):
+    value = _column(header, "value") or ""
+    if "metric" in header and not value:
         raise ConfigurationError(
             f"{file} has a column 'metric' and no column 'value'; in long form the columns are "
             "run_name, metric, step, value"
         )
+    metric = next((found for one in METRIC_COLUMNS if (found := _column(header, one))), None)
     named = [column for columns in roles.values() for column in columns]
     rest = [name for name in header if name and name not in (*named, step)]
     charts = {name: part for name in rest if (part := _CHART_PART.fullmatch(name))}
+    if len(charts) < len(rest) - 1:  # but for an axis of W&B's own, all columns are of charts
+        charts = {}
     rows = charts or any(translated(name) in WATCHED_BY_RULES for name in rest)
     seeds = [name for name in rest if not rows and arm_and_seed(name)[1] is not None]
     one_arm = len({arm_and_seed(name)[0] for name in seeds}) == 1
-    by_row = one_arm and bool({*roles} & {"arm", "name"})
-    value = _column(header, "value") or ""
-    metric = _column(header, "metric") if value else None
-    a_line_each = step is None or _is_of_runs(header, table, step)
-    times: Counter[tuple[Owner, str]] = Counter()
-    for number, row in _lines(table):
-        if step not in (None, "_step") and "_step" in rest and row.get(step) in ("", None):
-            continue  # of W&B: a table that was logged by itself
-        given = {name: row[name] for name in rest if row.get(name, "") != ""}
-        at = {"step": row.get(step) if step else 0}
-        owner = _owner(row, roles, file, number if a_line_each and not metric else None)
-        if charts:
-            parts = [
-                (Owner(part["run"]), {part["metric"]: given[column]})
-                for column, part in charts.items()
-                if column in given and not part["metric"].endswith(("__MIN", "__MAX"))
-            ]
-        elif metric:
-            if metric not in given:
-                raise ConfigurationError(
-                    f"{file}, line {number}, names no metric; name it in the column 'metric', or "
-                    "remove the line"
-                )
-            name = str(given[metric])
-            line = times[owner, name] if step is None else None
-            times[owner, name] += 1
-            parts = [(owner._replace(line=line), {name: given.get(value, "nan")})]
-        elif len(seeds) > 1:
-            there = [name for name in seeds if name in given]
-            parts = [(_of_column(one, owner, named=by_row), {"value": given[one]}) for one in there]
-        else:
-            parts = [(owner, given)]
-        yield from ((number, of, values | at) for of, values in parts)
+    form = _Form(
+        file, roles, step, rest, charts, seeds,
+        by_row=one_arm and bool({*roles} & {"arm", "name"}),
+        metric=metric if value else None, value=value,
+        a_line_each=step is None or _is_of_runs(header, table, step),
+    )  # fmt: skip
+    if step is None and not (charts or form.metric or {*header} >= RUNS_OF_WANDB):
+        _check_lines(table, form)
+    return form
+
+
+def _check_lines(table: Table, form: _Form) -> None:
+    """Without steps each line is a run, but several lines of one run may be its steps."""
+    times = Counter(_owner(row, form.roles, form.file, None) for _, row in _lines(table))
+    for owner, count in times.items() if "name" in form.roles or len(form.rest) > 1 else ():
+        if count > 1 and owner.seed is None:
+            raise ConfigurationError(
+                f"{form.file} has {count} lines of '{owner.name}' and no column of steps or seeds; "
+                "if one of its columns counts the steps, call it step, if the seeds, seed"
+            )
+
+
+def _tells_apart(table: Table, column: str) -> bool:
+    """Whether its texts may name a dataset or a model: there are several, each on many lines."""
+    cells = (row.get(column) for row in table)
+    texts = [text for text in cells if isinstance(text, str) and text and number_in(text) is None]
+    return 1 < len({*texts}) <= len(texts) / 2
+
+
+def number_in(cell: Any) -> float | None:
+    """Of a cell of a table or a logged value; `51.2%` is 0.512."""
+    if isinstance(cell, bool):
+        return None
+    try:
+        if isinstance(cell, str) and cell.rstrip().endswith("%"):
+            return float(cell.rstrip()[:-1]) / 100
+        return float(cell)  # also of "NaN" and "-Infinity", as trackio and W&B write them
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _is_of_runs(header: Sequence[str], table: Table, step: str) -> bool:
@@ -169,7 +275,7 @@ def _owner(
     }
     given = {role: texts[0] for role, texts in filled.items() if texts}
     parts = [given[role] for role in ("group", "arm", "seed") if role in given]
-    of_file = file.stem if file.suffix in (".csv", ".tsv") else file.parent.name or file.name
+    of_file = file.parent.name if file.name in RUN_FILES else file.stem
     name = given.pop("name", None) or "-".join(parts) or of_file
     return Owner(name, line=line, **given)
 

@@ -48,6 +48,9 @@ def state(final):
 
 LONG = "run,method,random_seed,metric,step,value\n"
 CHART = "Step,a-s0 - eval/reward,a-s0 - eval/reward__MIN,b-s3 - eval/reward\n"
+MELTED = (
+    "run,Training/Global_Step,variable,value\na-s0,0,x,0\na-s0,9,x,0.5\nb-s3,0,x,0\nb-s3,9,x,0.1"
+)
 CURVES = {
     "long": {"x.csv": "run_name,metric,step,value\na_seed_0,x,0,0\na_seed_0,x,9,0.5\n"
              "b_seed_3,x,0,0\nb_seed_3,x,9,0.1"},
@@ -55,6 +58,13 @@ CURVES = {
                            "q,b,3,x,9,0.1"},
     "rows": {"x.tsv": "Arm\tSeed\t_step\teval/reward\tState\na\t0\t0\t0\tok\na\t0\t9\t0.5\tok\n"
              "b\t3\t0\t0\tok\nb\t3\t9\t0.1\tok"},
+    "melted": {"x.CSV": MELTED},
+    "chart of a metric with a space": {
+        "x.csv": CHART.replace("/", " ").replace(",", " ,") + "0,0,7,0\n9,0.5,7,0.1"
+    },
+    "a file a run": {"a-s0.jsonl": lines(0.5), "b-s3.jsonl": lines(0.1)},
+    "the same file a folder": {"a/seed_0/progress.csv": "step,score\n0,0\n9,50%",
+                               "b/seed_3/progress.csv": "step,score\n0,0\n9,10%"},
     "chart of W&B": {"x.csv": f"{CHART}0,0,7,0\n9,0.5,7,0.1"},
     "a column a run": {"x.csv": "step,a.seed0,b.seed3\n0,0,0\n9,0.5,0.1"},
     "a column a run, a task a row": {"x.csv": "step,name,a-s0,b-s3\n0,gsm8k,0,0\n9,gsm8k,0.5,0.1"},
@@ -115,6 +125,7 @@ def test_no_final_value_is_lost(form, tmp_path):
     [
         ("dr_grpo_seed_2", ("dr_grpo", 2)), ("grpo-s3", ("grpo", 3)), ("grpo seed=4", ("grpo", 4)),
         ("seed1/no_std", ("no_std", 1)), ("grpo_s2_lr3", ("grpo_lr3", 2)),
+        ("math-s1-seed3", ("math-s1", 3)), ("a (seed: 3)", ("a", 3)), ("a.s0.v2", ("a.v2", 0)),
         ("lr_1e-5", ("lr_1e-5", None)), ("std_dev", ("std_dev", None)),
         ("grpo_steps200", ("grpo_steps200", None)), ("qwen-s1.5b", ("qwen-s1.5b", None)),
     ],
@@ -142,6 +153,23 @@ def test_runs_named_by_their_seeds_are_of_the_folder_above(tmp_path):
         assert {(run.arm, run.seed) for run in read_runs(paths)} == {("a", 0), ("b", 3)}
 
 
+def test_a_run_is_counted_once(tmp_path):
+    """Whether its file is named twice, or several of its checkpoints are."""
+    states = {f"checkpoint-{at}/trainer_state.json": state(at / 10) for at in (5, 9)}
+    written(tmp_path / "a-s0", states)
+    files = [tmp_path / "a-s0" / name for name in (*states, *states)]
+    (run,) = read_runs(files)
+    assert run.name == "a-seed0" and run.series["eval_reward"].values[-1] == 0.9
+
+
+def test_each_file_can_be_a_group(tmp_path):
+    files = {f"{lab}.csv": f"arm,seed,x\na,0,{x}" for lab, x in (("mine", 0.5), ("theirs", 0.6))}
+    paths = [written(tmp_path, files) / name for name in files]
+    assert [run.group for run in read_runs(paths, {"group": "file"})] == ["mine", "theirs"]
+    with pytest.raises(ConfigurationError, match="mine.csv and .*theirs.csv; .* give --group file"):
+        read_runs(paths)
+
+
 def test_files_that_hold_the_same_run_are_not_joined(tmp_path):
     files = {f"seed{n}.csv": f"arm,accuracy\na,{n}" for n in range(2)}
     written(tmp_path, files)
@@ -166,6 +194,13 @@ def judged(arms, **rules):
     """Against the first one."""
     (found,) = judge_runs(runs_of(arms), "x", None, Rules(**rules)).groups.values()
     return {one.arm: one for one in found}
+
+
+def test_few_runs_are_never_equivalent():
+    """Three that agree by chance say little about runs of which one in ten is different."""
+    assert judged({"a": [0.7, 0.701, 0.699] * 2, "b": [0.7, 0.702, 0.698] * 2}, margin=0.02)[
+        "b"
+    ].verdict is Verdict.SAME  # fmt: skip
 
 
 def test_planted_truths_are_found():
@@ -223,16 +258,20 @@ def test_equal_arms_are_seldom_told_apart(n):
 
 def test_a_run_that_ends_in_nan_does_not_count_with_what_it_had_before(tmp_path, capsys):
     """NaN between values stands for what was not logged, and ends nothing."""
-    header = "step,ref-s0,ref-s1,hot-s0,hot-s1,gaps-s0\n"
-    body = "0,.5,.5,.5,.5,.5\n50,.6,.6,.6,.6,nan\n60,.6,.6,nan,nan,.6\n100,.7,.7,nan,nan,.7"
+    header = "step,ref-s0,ref-s1,hot-s0,hot-s1,gaps-s0,late-s0\n"
+    body = (
+        "0,.5,.5,.5,.5,.5,nan\n50,.6,.6,.6,.6,nan,.6\n"
+        "60,.6,.6,nan,nan,.6,nan\n100,.7,.7,nan,nan,.7,-inf"
+    )
     file, out = written(tmp_path, {"x.csv": header + body}), tmp_path / "out"
     runs = {run.name: run.series["value"] for run in read_runs([file])}
     assert (runs["hot-seed0"].steps, runs["hot-seed0"].values[-1]) == ([0, 50, 60], 0.0)
     assert runs["gaps-seed0"].steps == [0, 60, 100]
+    assert (runs["late-seed0"].steps, runs["late-seed0"].values) == ([50, 60], [0.6, 0.0])
     assert main([str(file), "--base", "0", "--out", str(out)]) == 0
     told = capsys.readouterr().out.replace("\n", " ")
     assert "runs end at steps 60 to 100" in told
-    assert "hot-seed0, hot-seed1 end in NaN, and count as 0" in told
+    assert "hot-seed0, hot-seed1, late-seed0 end in NaN, and count as 0" in told
     assert "http" not in re.sub(r"base64,[^\"]*", "", (out / "report.html").read_text())
     assert (out / "curves.png").is_file()
 
@@ -259,9 +298,22 @@ def test_groups_are_pooled_and_left_out(tmp_path, capsys):
 
 
 def test_a_run_without_the_metric_is_named(tmp_path, capsys):
-    text = "arm,seed,accuracy,loss\na,0,0.5,1\na,1,0.6,1\nb,0,,1\nb,1,0.5,1"
+    text = "arm,seed,accuracy,loss\na,0,0.5,1\na,1,0.6,1\nb,0,,1\nb,1,0.5,1\nb,2,NA,"
     assert main([str(written(tmp_path, {"x.csv": text}))]) == 0
-    assert "left out, as without accuracy: b-seed0" in capsys.readouterr().out
+    assert "left out, as without accuracy: b-seed0, b-seed2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("name,x\na_0,0.5\na_1,0.5\nb_0,0.6", "each of the 3 runs is read as an arm of its own"),
+        ("experiment,seed,x\na,0,0.5\nb,0,0.5", "no arm is in two groups"),
+        ("arm,seed,x\na,0,0.5\na,1,0.5", "gains over 0.000 (no run logs a step 0; --base"),
+    ],
+)
+def test_what_was_probably_not_meant_is_said(text, sentence, tmp_path, capsys):
+    assert main([str(written(tmp_path, {"x.csv": text}))]) == 0
+    assert sentence in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_difference_of_two_groups_is_not_left_out_one_by_one():
@@ -275,6 +327,9 @@ def test_a_difference_of_two_groups_is_not_left_out_one_by_one():
     (pooled,) = judge_runs(runs, "x", "plain", Rules(threshold=0.3)).pooled
     assert pooled.means is not None and pooled.means.difference == pytest.approx(0.1)
     assert {name: means for name, (_, means) in pooled.without.items()} == dict.fromkeys("abc")
+
+
+DATASETS = "arm,seed,dataset,step,x\na,0,one,1,0.5\na,0,one,2,0.5\na,0,two,1,0.2\na,0,two,2,0.5\n"
 
 
 @pytest.mark.parametrize(
@@ -295,7 +350,14 @@ def test_a_difference_of_two_groups_is_not_left_out_one_by_one():
         ("name,x\na,0.5\n", ["--names", "b"], "finds no arm in the name 'a'"),
         ("arm,x,x\na,0,0.5\n", [], "has two columns 'x'"),
         ("arm,x\na,50.5\n", ["--questions", "9"], "a run of 'a' ends at 50.5; give shares"),
-        ("arm,seed,x\na,0,50%\n", [], "has no logged number"),
+        ("arm,seed,x\na,0,no\n", [], "has no logged number"),
+        ("arm,seed,score\na,0,0.5\na,1,0.6\na,2,lost\n", [], "line 4: score is 'lost'"),
+        ('arm,seed,score\na,0,"0,5"\n', [], "score is '0,5', which is no number"),
+        ("name,epoch,x\na,1,0.5\na,2,0.6\n", [], "2 lines of 'a' and no column of steps"),
+        (DATASETS, [], "'a-0' has a second value of 'x' at step 1, of another 'dataset'"),
+        ("arm,seed,eval_loss\na,0,0.5\n", [], "'eval_loss' is better where it is lower"),
+        ("arm,seed,x\na,0,-0.5\n", [], "that of 'a' ends at -0.5; give --base"),
+        ("arm,seed,x\na,0,0.5\n", ["--threshold", "inf"], "'inf' is no number"),
         ("arm;seed;x\na;0;0.5\n", [], "separates its columns by ';', not by ','"),
         ("", [], "is not a CSV file with a header"),
     ],

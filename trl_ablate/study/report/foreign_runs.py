@@ -6,18 +6,24 @@ arm NAME with seed 3, and any other name is an arm of its own.
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.guard.logs import INNER, RUN_FILES, Log, read_logs
-from trl_ablate.guard.tables import Columns, arm_and_seed
+from trl_ablate.guard.logs import INNER, Log, read_logs
+from trl_ablate.guard.tables import RUN_FILES, Columns, arm_and_seed
+from trl_ablate.metrics import translated
 from trl_ablate.run.logged import Series
 from trl_ablate.study.report.curves import Run
 
 PREFERRED = ("eval_reward", "eval_answer_reward", "answer_accuracy", "accuracy", "score", "reward")
 """Metrics that decide, if the user names none."""
+_LOWER = re.compile(r"(^|[/_])(loss|perplexity|ppl|kl|nll|error|wer)($|[/_])", re.IGNORECASE)
+BY_FILE = "file"
+"""As the column of groups: each file is one."""
 
 
 def read_runs(
@@ -26,23 +32,54 @@ def read_runs(
     """The runs by group, then by arm, in the order of their first appearance, then by seed.
 
     Args:
-        columns: those that the user names.
+        columns: those that the user names; the group may be `BY_FILE`.
         names: what the runs' names are like: a regular expression with the groups `arm` and, if
             wanted, `seed` and `group`.
     """
-    logs = [(log, Path(path)) for path in paths for log in read_logs(path, columns or {})]
-    runs, taken = [_run(log, names, path) for log, path in logs], {}
-    for run, (log, _) in zip(runs, logs, strict=True):
+    stated, by_file = dict(columns or {}), (columns or {}).get("group") == BY_FILE
+    if by_file:
+        del stated["group"]
+    places = _places(paths)
+    common = Counter(place.stem for place in places)
+    logs = [(log, place) for place in places for log in read_logs(place, stated)]
+    runs, taken = [], {}
+    for log, path in logs:
+        if log.name == path.stem and common[log.name] > 1:  # named after files like progress.csv
+            log = replace(log, owner=log.owner._replace(name=path.parent.name))
+        run = _run(log, names, path)
+        run = replace(run, group=path.stem) if by_file else run
         place = (run.group, run.arm, run.seed)
         if run.seed is not None and place in taken:
-            raise ConfigurationError(
-                f"the runs '{taken[place]}' and '{log.name}' have the same arm '{run.arm}' and the "
-                f"same seed ({run.seed}); give each run its own seed"
-            )
-        taken[place] = log.name
+            raise ConfigurationError(_twice(run, taken[place], path))
+        taken[place] = path
+        runs.append(run)
     places = {run.group: position for position, run in reversed([*enumerate(runs)])}
     arms = list(dict.fromkeys(run.arm for run in runs))
     return sorted(runs, key=lambda run: (places[run.group], arms.index(run.arm), run.seed or 0))
+
+
+def _places(paths: Iterable[str | Path]) -> list[Path]:
+    """Each file or folder once; the run's folder in place of several of its checkpoints."""
+    homes: dict[Path, list[Path]] = {}
+    for path in map(Path, paths):
+        there = path.resolve()
+        inner = there if there.is_dir() else there.parent
+        homes.setdefault(inner.parent if INNER.fullmatch(inner.name) else there, []).append(path)
+    several = {home for home, given in homes.items() if len({one.resolve() for one in given}) > 1}
+    return [home if home in several else given[0] for home, given in homes.items()]
+
+
+def _twice(run: Run, first: Path, second: Path) -> str:
+    what = f"two runs have the same arm '{run.arm}' and the same seed ({run.seed})"
+    if first == second:
+        return (
+            f"{what} in {first}; give each its own seed, or say with --arm, --seed or --group "
+            "which column tells them apart"
+        )
+    return (
+        f"{what}, in {first} and {second}; if each file is of one group, give --group {BY_FILE}, "
+        "and if they have different metrics of the same runs, give the folder that holds both"
+    )
 
 
 def read_curves(path: Path) -> list[Run]:
@@ -50,7 +87,7 @@ def read_curves(path: Path) -> list[Run]:
     compared by position. Arms that have no seed in common are compared in the order of seeds."""
     if not path.is_file():
         raise ConfigurationError(f"curves {path} do not exist; name a CSV file")
-    runs = read_runs([path])
+    runs = [run for run in read_runs([path]) if run.series]
     arms: dict[str, dict[int | None, Run]] = {}
     for run in runs:
         arms.setdefault(run.arm, {})[run.seed] = run
@@ -79,11 +116,20 @@ def read_curves(path: Path) -> list[Run]:
 def metric_of(runs: Sequence[Run], wanted: str | None, what: str) -> str:
     """The metric that decides: the one that is asked for, or the first known one."""
     known = sorted({name for run in runs for name in run.series})
-    usable = [wanted] if wanted else [*PREFERRED, *(known if len(known) == 1 else ())]
+    usable = (
+        [wanted, translated(wanted)]
+        if wanted
+        else [*PREFERRED, *(known if len(known) == 1 else ())]
+    )
     found = next((name for name in usable if name in known), None)
     if found is None:
         asked = f"no metric '{wanted}'" if wanted else "several metrics (choose with --metric)"
         raise ConfigurationError(f"{what} have {asked}; they have {', '.join(known)[:300]}")
+    if _LOWER.search(found):
+        raise ConfigurationError(
+            f"the metric '{found}' is better where it is lower; give one that is better where it "
+            "is higher, or change its sign and name"
+        )
     return found
 
 
@@ -102,10 +148,12 @@ def _run(log: Log, names: str | None, path: Path) -> Run:
 
 
 def _curves(log: Log) -> tuple[dict[str, Series], frozenset[str]]:
-    """The curves without what is not finite; and those that are NaN to their end, which end lowest
-    there. NaN between values stands for what was not logged."""
+    """The curves without what is not finite; and those that are NaN or -inf to their end, which end
+    lowest there. NaN between values stands for what was not logged, so that an end counts only if
+    it is longer than all other such stretches."""
     curves: dict[str, Series] = {}
-    nan_from: dict[str, float] = {}
+    missing: dict[str, list[float]] = {}
+    longest: Counter[str] = Counter()
     for row in log.rows:
         at = row["step"] if row.get("grpo_step") is None else row["grpo_step"]
         for metric, value in row.items():
@@ -115,11 +163,12 @@ def _curves(log: Log) -> tuple[dict[str, Series], frozenset[str]]:
                 series = curves.setdefault(metric, Series())
                 series.steps.append(at)
                 series.values.append(value)
-            elif math.isnan(value):
-                nan_from.setdefault(metric, at)
-    lost = [name for name, at in nan_from.items() if name in curves and curves[name].steps[-1] < at]
+                longest[metric] = max(longest[metric], len(missing.pop(metric, ())))
+            elif value != math.inf:
+                missing.setdefault(metric, []).append(at)
+    lost = [name for name in curves if len(missing.get(name, ())) > longest[name]]
     for name in lost:  # as of a run of our own with NaN weights
-        curves[name].steps.append(nan_from[name])
+        curves[name].steps.append(missing[name][0])
         curves[name].values.append(min(0.0, *curves[name].values))
     return curves, frozenset(lost)
 
@@ -127,7 +176,7 @@ def _curves(log: Log) -> tuple[dict[str, Series], frozenset[str]]:
 def _above(name: str, path: Path) -> str:
     """The arm of runs that are named by their seeds alone, as in `grpo/seed_0`: what holds them."""
     *above, last = [part for part in path.absolute().parts if not INNER.fullmatch(part)]
-    if path.name in RUN_FILES:
+    if path.name in RUN_FILES or (above and path.is_file() and above[-1] == name):
         *above, last = above
     if above and last == name:
         return above[-1]

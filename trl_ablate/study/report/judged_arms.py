@@ -2,7 +2,8 @@
 
 The statistics are those of `two_part` at one look: a fifth of the level for the shares, the rest
 for the means, Holm's correction over the arms of a group. Foreign logs have few runs, so means are
-compared from three successes on, not eight; such a verdict leans on bell-shaped outcomes.
+compared from three successes on, not eight; such a verdict leans on bell-shaped outcomes. That two
+arms are equivalent takes eight, as in studies.
 """
 
 import math
@@ -18,6 +19,7 @@ from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.stats import ALPHA, MIN_SEEDS, Interval, holm, t_interval
 from trl_ablate.study.two_part import (
     DOUBTFUL,
+    FEWEST,
     SHARES_PART,
     Means,
     Shares,
@@ -36,7 +38,7 @@ class Rules:
     """What counts as success, and what as a difference."""
 
     base: float | None = None
-    """The outcome before training; None: the median of the runs at step 0, or 0."""
+    """The outcome before training; None: the median of the runs at step 0, or 0 without one."""
     threshold: float | None = None
     """From which on a run succeeds; None: the base plus half of the reference's median gain."""
     margin: float | None = None
@@ -94,8 +96,9 @@ class Judgement:
     metric: str
     reference: str
     groups: dict[str, list[Judged]]
-    bases: dict[str, float] | None
-    """Outcomes before training, from which the thresholds follow; None: the user stated one."""
+    bases: dict[str, float | None] | None
+    """Outcomes before training, from which the thresholds follow; of a group without one, which
+    counts as 0, None. None in all: the user stated a threshold."""
     pooled: list[Pooled]
 
 
@@ -123,16 +126,17 @@ def judge_runs(runs: Sequence[Run], metric: str, reference: str | None, rules: R
     return Judgement(metric, chosen, judged, None if stated else bases, _pooled(judged, chosen))
 
 
-def _base(runs: Sequence[Run], metric: str, rules: Rules) -> float:
+def _base(runs: Sequence[Run], metric: str, rules: Rules) -> float | None:
     if rules.base is not None:
         return rules.base
     curves = [run for run in runs if len(run.series[metric].steps) > 1]
     known = [run.before_training(metric) for run in curves]
-    return statistics.median([value for value in known if value is not None] or [0.0])
+    logged = [value for value in known if value is not None]
+    return statistics.median(logged) if logged else None
 
 
 def _judged(
-    runs: Sequence[Run], metric: str, reference: str, base: float, rules: Rules
+    runs: Sequence[Run], metric: str, reference: str, base: float | None, rules: Rules
 ) -> list[Judged]:
     """The arms of one group, the reference first."""
     finals: dict[str, list[float]] = {}
@@ -140,7 +144,13 @@ def _judged(
         finals.setdefault(run.arm, []).append(run.series[metric].values[-1])
     reference = reference if reference in finals else next(iter(finals))
     others, limit = finals[reference], rules.threshold
-    limit = half_way(others, base) if limit is None else limit
+    if limit is None and base is None and statistics.median(others) <= 0:
+        raise ConfigurationError(
+            f"no run logs {metric} at step 0, and that of '{reference}' ends at "
+            f"{statistics.median(others):g}; give --base, what it was before training, or "
+            "--threshold, from where on a run succeeds"
+        )
+    limit = half_way(others, base or 0.0) if limit is None else limit
     parts = {}
     for arm, values in finals.items():
         if arm != reference:
@@ -182,7 +192,8 @@ def _verdict(
     if p <= ALPHA:
         of_shares, of_means = _p(shares, means)
         return means.direction if means and of_means < of_shares else shares.direction
-    if not (margin and means and shares.p > DOUBTFUL):
+    enough = min(shares.arm[0], shares.reference[0]) >= FEWEST  # a few agree by chance
+    if not (margin and means and enough and shares.p > DOUBTFUL):
         return Verdict.SAME
     is_same = means.equivalence_p(margin) <= level * (1 - SHARES_PART)
     return Verdict.EQUIVALENT if is_same else Verdict.SAME
@@ -202,7 +213,7 @@ def _needed(shares: Shares, means: Means | None, level: float) -> int | None:
         mean, apart = (p + q) / 2, power * math.sqrt(p * (1 - p) + q * (1 - q))
         plain = ((of_shares * math.sqrt(2 * mean * (1 - mean)) + apart) / distance) ** 2
         found.append(plain / 4 * (1 + math.sqrt(1 + 4 / (plain * distance))) ** 2)
-    if means and means.difference:
+    if means and means.difference and means.error:
         variance = means.error**2 / (1 / k + 1 / other)
         successes = 2 * variance * ((of_means + power) / means.difference) ** 2
         found.append((successes + of_means**2 / 4) * max(n / k, m / other))

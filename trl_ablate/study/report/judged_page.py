@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from trl_ablate.errors import shortened
 from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.document import Columns, Document, Items, Picture, Section, table
 from trl_ablate.study.report.judged_arms import Judged, Judgement, Pooled
@@ -22,12 +23,13 @@ from trl_ablate.study.report.stats import ALPHA
 from trl_ablate.study.verdict import Verdict
 
 VERDICTS_NOTE = (
-    "A run succeeds from its group's threshold on. The share of successes has its exact 95 % "
-    "interval and the p-value of Fisher's exact test against the group's first arm; the mean is "
-    "over the runs that succeed, with a 95 % t interval, and its difference with that of Welch's "
-    "test, from three successes of each on. Intervals are of one comparison alone; p, on which "
-    "verdicts rest, is over both parts, corrected (Holm) over the arms of a group; that of "
-    "'equivalent', of two one-sided tests, is not shown. 'Runs needed' "
+    "A higher outcome is better, and a run succeeds from its group's threshold on. The share of "
+    "successes has its exact 95 % interval and the p-value of Fisher's exact test against the "
+    "group's first arm; the mean is over the runs that succeed, with a 95 % t interval, and its "
+    "difference with that of Welch's test, from three successes of each on ('equivalent': from "
+    "eight). Intervals are of one comparison alone; p, on which verdicts rest, is over both parts, "
+    "corrected (Holm) over the arms of a group; that of 'equivalent', of two one-sided tests, is "
+    "not shown. 'Runs needed' "
     "is about how many of each arm decide, by shares or by means, with 80 % probability, if what "
     "was seen is true; a few runs are a weak sign of that."
 )
@@ -36,14 +38,14 @@ POOLED_NOTE = (
     "test of Cochran, Mantel and Haenszel; the mean of the differences by a random-effects model "
     "(Paule-Mandel, Hartung-Knapp) over the groups with three successes of each, the share of "
     "their variance that is between groups (I²), and where a new group's true difference lies with "
-    "95 %. 'Without one' is the range over the groups left out one by one, of three or more."
+    "about 95 %. 'Without one' is the range over the groups left out one by one, of three or more."
 )
 
 
 def judged_document(
     found: Judgement, runs: Sequence[Run], files: Sequence[str], *, pictures: bool
 ) -> Document:
-    names = ", ".join(Path(file).name or file for file in files)
+    names = shortened(", ".join(Path(file).name or file for file in files), 300)
     lead = f"{len(runs)} runs from {names}; {found.metric}, against {found.reference}"
     parts = [
         Section("Answer", [Items(sentences(found, runs))]),
@@ -72,16 +74,21 @@ def sentences(found: Judgement, runs: Sequence[Run]) -> list[str]:
     """What counts as success, then what is decided."""
     without = [run.name for run in runs if found.metric not in run.series]
     lines = [f"left out, as without {found.metric}: {', '.join(without)}"] if without else []
+    lines += _doubts(found, runs)
     for group, arms in found.groups.items():
         start = f"a run succeeds from {number(arms[0].threshold)} on"
         if found.bases is not None:
-            base = number(found.bases[group])
-            start += f", half of what the median run of {arms[0].arm} gains over {base}"
+            base = found.bases[group]
+            start += (
+                f", half of what the median run of {arms[0].arm} gains over {number(base or 0)}"
+            )
+            start += " (no run logs a step 0; --base changes it)" if base is None else ""
         own = _runs_of(group, found, runs)
-        ends = {run.series[found.metric].steps[-1] for run in own}
-        if len(ends) > 1:
-            low, high = f"{min(ends):g}", f"{max(ends):g}"
-            start += f"; runs end at steps {low} to {high}, and count with what they had then"
+        ends = {run.name: run.series[found.metric].steps[-1] for run in own}
+        if early := [name for name, end in ends.items() if end < max(ends.values())]:
+            some = shortened(", ".join(early), 200)
+            start += f"; runs end at steps {min(ends.values()):g} to {max(ends.values()):g}, and "
+            start += f"count with what they had then (before the last step: {some})"
         if lost := [run.name for run in own if found.metric in run.lost]:
             start += f"; {', '.join(lost)} end in NaN, and count as 0 or their lowest value"
         of = [one for one in arms if one.verdict]
@@ -90,6 +97,19 @@ def sentences(found: Judgement, runs: Sequence[Run]) -> list[str]:
             words.append(f"{left} of {len(of)} comparisons are not decided")
         lines += [f"{group}: {each}" if group else each for each in words]
     return lines
+
+
+def _doubts(found: Judgement, runs: Sequence[Run]) -> Iterator[str]:
+    """Where names or columns were probably not meant as they were read."""
+    numbered = all(run.seed is None and run.arm[-1:].isdigit() for run in runs)
+    if numbered and 2 < len(runs) == len({run.arm for run in runs}):
+        yield (
+            f"each of the {len(runs)} runs is read as an arm of its own; if their names end in "
+            "seeds, give --names '(?P<arm>.+)[-_/](?P<seed>[0-9]+)'"
+        )
+    arms = [one.arm for group in found.groups.values() for one in group]
+    if len(found.groups) > 1 and len({*arms}) == len(arms):
+        yield "no arm is in two groups; if the groups are the arms, name their column by --arm"
 
 
 def _runs_of(group: str, found: Judgement, runs: Sequence[Run]) -> list[Run]:
@@ -176,8 +196,8 @@ def _read(runs: Sequence[Run], metric: str) -> Section:
     """How the names were understood."""
 
     def last(own: Sequence[Run]) -> str:
-        ends = [run.series[metric].steps[-1] for run in own if metric in run.series]
-        return f"{max(ends, default=0):g}"
+        ends = [run.series[metric].steps[-1] for run in own if metric in run.series] or [0]
+        return " to ".join(dict.fromkeys((f"{min(ends):g}", f"{max(ends):g}")))
 
     arms: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
