@@ -56,9 +56,9 @@ def check_switches(config: Any) -> None:
         "raise num_generations",
     )
     _refuse_if(
-        config.surrogate in ("no_clip", "probability") and config.delta is not None,
-        f"surrogate '{config.surrogate}' does not limit the ratio, but delta {config.delta} does; "
-        "remove delta, or use surrogate 'clip'",
+        config.surrogate in ("no_clip", "probability", "geometric") and config.delta is not None,
+        f"surrogate '{config.surrogate}' does not limit the ratio by delta, but delta is "
+        f"{config.delta}; remove delta, or use surrogate 'clip'",
     )
     _refuse_if(
         config.positive_weight == 0 and config.negative_weight == 0,

@@ -147,6 +147,11 @@ class AblationConfig(Switches, GRPOConfig):
             or self.covariance_kl != 0.0
         )
 
+    @property
+    def leaves_rows_out(self) -> bool:
+        """Whether rows of a rollout batch may take no part in the loss."""
+        return self.group_filter != "none" or self.length_norm == "nonzero"
+
     def _derive_loss_type(self):
         derived = RIDES_ON[self.length_norm] if self.length_norm else None
         if self.length_norm == "prompt" and self.loss_type in PROMPT_LOSS_TYPES:

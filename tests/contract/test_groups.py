@@ -92,7 +92,7 @@ def test_counts_of_dropped_groups_and_weights_of_microbatches(make_trainer):
     """Of four microbatches, those without a completion that is kept are not counted."""
     trainer = make_trainer(
         reward=by_prompt, group_filter="drop", loss_type="bnpo", generation_batch_size=16,
-        gradient_accumulation_steps=4, shuffle_dataset=False, max_steps=4,
+        gradient_accumulation_steps=4, shuffle_dataset=False, max_steps=4, learning_rate=0.0,
     )  # fmt: skip
     seen, compute_loss = [], trainer._compute_loss
     trainer._compute_loss = lambda model, part: (seen.append(part), compute_loss(model, part))[1]
@@ -108,6 +108,7 @@ def test_counts_of_dropped_groups_and_weights_of_microbatches(make_trainer):
         whole = row["rollouts/used_tokens"] + row["rollouts/dropped_tokens"]
         assert whole == 16 * row["completions/mean_length"]
         shares.add(share)
+        assert row["entropy"] is None if share == 1 else 5 < row["entropy"] < 6  # never part of 0
         parts = seen[4 * step : 4 * step + 4]
         filled = sum(bool(one["completion_mask"].any()) for one in parts)
         factors = {one["row_weights"].unique().item() for one in parts if "row_weights" in one}
@@ -321,6 +322,39 @@ def test_bnpo_averages_over_the_microbatches_that_have_a_group(make_trainer, bat
 
     parts = divided(trainer, batch, rows, ["row_weights"])
     assert_losses_are(trainer, parts, batch, formula)
+
+
+def test_means_of_rows_are_over_those_that_stay(make_trainer, batch):
+    """With one ratio a row, those that are left out have a ratio of 1, and none is clipped."""
+    settings = {"importance_sampling_level": "sequence", "epsilon": 1e-4, "loss_type": "grpo"}
+    left = batch["completion_mask"] * torch.tensor([[1], [1], [0], [0]])
+    found = {}
+    for name, mask in (("none", batch["completion_mask"][:2]), ("drop", left)):
+        trainer = amid_a_step(make_trainer(group_filter=name, num_generations=2, **settings))
+        batch["old_per_token_logps"] = nearby(trainer.model, batch, 0.4)
+        part = {key: rows[: len(mask)] for key, rows in batch.items() if rows.dim()}
+        trainer._compute_loss(trainer.model, {**part, "completion_mask": mask})
+        metrics = trainer._metrics["train"]
+        found[name] = [metrics[f"clip_ratio/{side}_mean"][-1] for side in ("low", "high", "region")]
+    assert found["drop"] == found["none"] and found["none"][2] > 0
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 0.2])
+def test_a_step_without_groups_leaves_the_adaptive_entropy_bonus(make_trainer, coefficient):
+    batches = iter(range(9))
+
+    def not_at_first(completions, **kwargs):
+        varied = next(batches) not in (0, 1)
+        return [float(i % 2 and varied) for i in range(len(completions))]
+
+    trainer = make_trainer(
+        reward=not_at_first, group_filter="drop", max_steps=3, use_adaptive_entropy=True,
+        entropy_coef=coefficient, entropy_target=100.0, entropy_coef_delta=0.1,
+        entropy_coef_max=1.0,
+    )  # fmt: skip
+    trainer.train()
+    rows = [row["entropy_coef"] for row in trainer.state.log_history if "entropy_coef" in row]
+    assert rows == pytest.approx([coefficient, coefficient, coefficient + 0.1])
 
 
 @pytest.mark.parametrize("adaptive", [False, True], ids=["fixed", "adaptive"])

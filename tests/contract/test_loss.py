@@ -21,6 +21,7 @@ from tests.contract.formulas import (
     gradients,
     k3,
     last_logged,
+    logits_of,
     logps_of,
     nearby,
     scored,
@@ -206,19 +207,41 @@ def test_what_is_added_to_a_loss(
                 "covariance_share": 0.15}  # fmt: skip
     found, mask = [], batch["completion_mask"]
     for one in ({}, settings):
-        trainer = amid_a_step(make_trainer(loss_type=loss_type, **one), ACCUMULATION)
+        trainer = make_trainer(loss_type=loss_type, entropy_coef=1e-12, **one)
+        amid_a_step(trainer, ACCUMULATION)
         old = nearby(trainer.model, batch, 0.4)
         batch["ref_per_token_logps"] = nearby(trainer.model, batch, 0.4, seed=8)
         loss = trainer._compute_loss(trainer.model, {**batch, "old_per_token_logps": old})
-        found.append((loss.item(), gradients(loss, trainer.model)))
+        policy_loss = trainer._metrics["train"]["policy_loss"][-1]
+        found.append((loss.item(), gradients(loss, trainer.model), policy_loss))
     logps = logps_of(trainer.model, batch)
     added = added_terms(logps, old, torch.exp(logps - old), batch, settings) * mask
     theirs = (added / LOSSES[loss_type]).sum()
     assert found[1][0] - found[0][0] == pytest.approx(theirs.item(), rel=1e-4, abs=1e-6)
+    logged = theirs.item() * (1 if loss_type == "cispo" else ACCUMULATION)  # as TRL logs it
+    assert found[1][2] - found[0][2] == pytest.approx(logged, rel=1e-4, abs=1e-6)
     expected = gradients(theirs, trainer.model)
     assert (found[1][1] - found[0][1] - expected).abs().max() <= 1e-4 * expected.abs().max()
     mean = [] if not beta else [(added.sum() / mask.sum() / beta).item()]
     assert trainer._metrics["train"]["kl"] == pytest.approx(mean, rel=1e-4)
+
+
+@pytest.mark.parametrize("surrogate", ["reinforce", "one_sided"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_without_a_ratio_weights_of_tokens_choose_tokens(make_trainer, batch, surrogate, level):
+    """At either level of the ratio, which is 1."""
+    trainer = make_trainer(loss_type="grpo", surrogate=surrogate, top_entropy_quantile=0.3,
+                           importance_sampling_level=level)  # fmt: skip
+    mask, advantages = batch["completion_mask"], batch["advantages"][:, None]
+
+    def highest(logps):
+        of_all = logits_of(trainer.model, batch).log_softmax(-1).detach()
+        entropies = -(of_all.exp() * of_all).sum(-1)
+        chosen = entropies >= torch.quantile(entropies[mask.bool()], 0.7)
+        score = torch.exp(logps - logps.detach())
+        return (-advantages * score * chosen * mask / mask.sum(1, keepdim=True)).sum() / 4
+
+    assert_loss_is(amid_a_step(trainer), batch, highest)
 
 
 @pytest.mark.parametrize(

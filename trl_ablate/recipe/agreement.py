@@ -85,10 +85,12 @@ def _check_rewards(config: AblationConfig, task: TaskArguments) -> None:
             f"{', '.join(names)}; name one of them, or set outcome_gate to null"
         )
     exchanged = config.reward_noise and not config.placebo
-    if exchanged and task.eos_penalty and config.outcome_gate in (None, "eos_penalty"):
+    penalty = task.eos_penalty or any(one.path == "eos_penalty" for one in task.own_rewards)
+    if exchanged and penalty and config.outcome_gate in (None, "eos_penalty"):
+        other = next((name for name in reversed(names) if name != "eos_penalty"), "another reward")
         raise ConfigurationError(
             f"reward_noise {config.reward_noise} exchanges rewards of 0 and 1, but eos_penalty is "
-            f"0 or negative; set eos_penalty to 0, or outcome_gate to {names[-2]}"
+            f"0 or negative; leave eos_penalty out, or set outcome_gate to {other}"
         )
 
 

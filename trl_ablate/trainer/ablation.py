@@ -34,7 +34,16 @@ from trl import GRPOTrainer
 
 from trl_ablate.config import AblationConfig, own_config
 from trl_ablate.rewards.own.chosen import Rewards
-from trl_ablate.trainer import batching, carried, generation, loss_pass, one_shot, sampler, update
+from trl_ablate.trainer import (
+    batching,
+    carried,
+    generation,
+    left_out,
+    loss_pass,
+    one_shot,
+    sampler,
+    update,
+)
 from trl_ablate.trainer.decoding import without_ended_rows
 from trl_ablate.trainer.engine import engine_as_configured
 from trl_ablate.trainer.forward_passes import (
@@ -332,13 +341,18 @@ class AblationTrainer(GRPOTrainer):
         call = loss_pass.LossPass(inputs, self.args, held)
         with (
             replaced(self, _loss_pass=call, **call.switched),
-            loss_pass.bonus_of_kept_groups(self, inputs),
+            left_out.bonus_of_kept_groups(self, inputs),
         ):
+            setting = self._setting()
+            before = {name: len(values) for name, values in setting.metrics.items()}
             loss = super()._compute_loss(model, call.shown)
-            training = self.model.training
-            accumulated: Any = self.current_gradient_accumulation_steps if training else 1.0
-            for term in call.added_terms(self._setting(), accumulated):
+            if setting.training and self.args.leaves_rows_out:
+                left_out.correct_means(setting, call, before)
+            accumulated: Any = self.current_gradient_accumulation_steps if setting.training else 1.0
+            for term in call.added_terms(setting, accumulated):
                 loss = loss + term
+                if self._entropy_bonus_enabled:
+                    call.log_added(setting, term.detach(), accumulated)
         return loss, call
 
     def _get_per_token_logps_and_entropies(
@@ -372,8 +386,7 @@ class AblationTrainer(GRPOTrainer):
     def _record(self, call: loss_pass.LossPass) -> None:
         mode = "train" if self.model.training else "eval"
         self.mismatch.record(call)
-        leaves_rows_out = self.args.group_filter != "none" or self.args.length_norm == "nonzero"
-        if mode == "train" and leaves_rows_out:
+        if mode == "train" and self.args.leaves_rows_out:
             self.idle_steps.add(call.mask_NT)
         self.ratio_sums.add(mode, call.ratio_sums())
 

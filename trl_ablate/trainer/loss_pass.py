@@ -7,7 +7,6 @@ about to be trained.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,14 +17,15 @@ from trl import GRPOTrainer
 from trl_ablate import losses
 from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.trainer.batching import BONUS_WEIGHTS, ROW_WEIGHTS, Batch, is_text, response_mask
+from trl_ablate.trainer.batching import ROW_WEIGHTS, Batch, is_text, response_mask
 from trl_ablate.trainer.rollouts import Setting
-from trl_ablate.trainer.temporary import replaced
 
 HELD = ("beta", "importance_sampling_level", "epsilon_low", "epsilon_high")
 """What TRL's loss reads from the trainer, where a callback may change it during the training."""
 HIDE_THE_RATIO = ("reinforce", "one_sided")
 """Surrogates for which TRL's ratio is 1, see `LossPass.shown`."""
+DIVIDED_BY_ACCUMULATION = ("cispo", "dapo", "vespo")
+"""Loss types of which TRL logs `policy_loss` with the divisor of the accumulation."""
 DIVISORS = {"grpo": "mean", "sapo": "mean", "dr_grpo": "constant"}
 """Loss type -> the length norm with its divisor; the others are in `LossPass._divisor`."""
 
@@ -45,7 +45,8 @@ class LossPass:
         """Attributes of TRL's trainer for this call, in place of the `held` ones."""
         current = {**held, **self.switched}
         self.beta = current["beta"]
-        self.level = current["importance_sampling_level"]
+        hidden = config.surrogate in HIDE_THE_RATIO
+        self.level = (held if hidden else current)["importance_sampling_level"]
         self.epsilon_low, self.epsilon_high = current["epsilon_low"], current["epsilon_high"]
         advantages = inputs["advantages"]
         self.advantages_N1 = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
@@ -93,6 +94,8 @@ class LossPass:
             values["use_vllm"] = True  # TRL's loss then multiplies by the importance ratio
         if config.surrogate == "geometric":
             values["importance_sampling_level"] = "sequence"
+        if config.surrogate in HIDE_THE_RATIO:  # so that each token has ∇log π of its own
+            values["importance_sampling_level"] = "token"
         if config.surrogate in ("no_clip", "geometric", "probability"):
             values |= {"epsilon_low": losses.NO_CLIP, "epsilon_high": losses.NO_CLIP}
         return values
@@ -180,6 +183,12 @@ class LossPass:
             chosen_NT = losses.highest_covariance(*rows, args.covariance_share)
             distance_NT = (logps_NT - self.old_logps_NT).abs() * chosen_NT
             yield args.covariance_kl * self._mean(setting, distance_NT, accumulated)
+
+    def log_added(self, setting: Setting, term: Tensor, accumulated: float) -> None:
+        """Add a term to TRL's `policy_loss`, which is all of the loss but the entropy bonus."""
+        divided = self.config.loss_type in DIVIDED_BY_ACCUMULATION
+        value = setting.gather(term if divided else term * accumulated).nanmean().item()
+        setting.metrics["policy_loss"][-1] += value
 
     def _mean(self, setting: Setting, terms_NT: Tensor, accumulated: float) -> Tensor:
         """Terms of tokens as TRL's loss adds them up, with the weights of the rows."""
@@ -280,32 +289,8 @@ def kl_penalty(
 
 
 def _log_kl(setting: Setting, kl_NT: Tensor, mask_NT: Tensor) -> None:
-    """Log the mean over the tokens of all processes, as TRL does, by its name."""
+    """Log the mean over the tokens of all processes, as TRL does, by its name; NaN, which its mean
+    leaves out, without tokens."""
     summed = kl_NT.masked_fill(mask_NT == 0, 0.0).sum()
     total = setting.total(torch.stack([summed, mask_NT.sum().float()]))
-    setting.metrics["kl"].append((total[0] / total[1].clamp(min=1)).item())
-
-
-@contextmanager
-def bonus_of_kept_groups(trainer: Any, inputs: Batch):
-    """Within the block, TRL's mean of the entropy bonus over all microbatches is one over those
-    that have a kept group.
-
-    This takes a factor for the coefficient. So that TRL's control of an adaptive coefficient goes
-    on, its step and its bounds are in the same unit.
-    """
-    if not (trainer.model.training and BONUS_WEIGHTS in inputs):
-        yield
-        return
-    args, own = trainer.args, trainer.entropy_coef
-    factor = inputs[BONUS_WEIGHTS][0].item()  # the same in all rows
-    scaled = ("entropy_coef_delta", "entropy_coef_min", "entropy_coef_max")
-    with replaced(args, **{name: getattr(args, name) * factor for name in scaled}):
-        trainer.entropy_coef = raised = own * factor
-        try:
-            yield
-        finally:
-            now = trainer.entropy_coef
-            trainer.entropy_coef = own if now == raised else now / factor
-    if trainer.accelerator.sync_gradients:
-        trainer._metrics["train"]["entropy_coef"][-1] = trainer.entropy_coef
+    setting.metrics["kl"].append((total[0] / total[1]).item())

@@ -50,6 +50,7 @@ class MismatchCorrection:
             "high": config.vllm_importance_sampling_clip_max,
         }
         self._microbatches = config.steps_per_generation
+        self._leaves_rows_out = config.leaves_rows_out
         self._rows: list[Tensor] = []
         """One tensor per microbatch since the last logged row."""
         self._gaps: list[Tensor] = []
@@ -95,6 +96,7 @@ class MismatchCorrection:
             ratio,
             loss_pass.mask_NT,
             **bounds,
+            with_empty=not self._leaves_rows_out,
         )
         self._rows.append(rows_NF)
         if self.saves_a_forward or self._without_engine or uncorrected:
@@ -122,19 +124,22 @@ def mismatch_rows(
     mode: str,
     low: float | None,
     high: float | None,
+    *,
+    with_empty: bool = True,
 ) -> Tensor:
     """One row of `Fact`s per completion: `(N, 10)`.
 
     `ratio_NT`, the correction's factor of the loss, is `(N, T)`, or `(N, 1)` for whole sequences.
     HELD is the share of the completion's tokens that the correction removes (`*_mask`, and rejected
     completions) or holds at a bound (`*_truncate`); for whole sequences it is 0 or 1. A token for
-    which the engine gave no log-probability (NaN) has no gap.
+    which the engine gave no log-probability (NaN) has no gap. `with_empty`: of whole sequences,
+    those without tokens count, as in TRL, unless they are rows that were left out on purpose.
     """
     mask_NT = mask_NT.bool()
     known_NT = mask_NT & ~sampling_logps_NT.isnan()
     gap_NT = (logps_NT - sampling_logps_NT).abs().masked_fill(~known_NT, 0.0)
     of_tokens = ratio_NT.size(1) == mask_NT.size(1)
-    counted = mask_NT if of_tokens else torch.ones_like(ratio_NT, dtype=torch.bool)
+    counted = mask_NT if of_tokens else mask_NT.any(dim=1, keepdim=True) | with_empty
     held_NT = ratio_NT == 0  # masked, or its completion is rejected
     if mode.endswith("truncate"):
         held_NT |= ratio_NT <= (-torch.inf if low is None else low)
@@ -167,7 +172,7 @@ GAPS: dict[str, Callable[..., Tensor]] = {
 
 def local_gap(rows_NF: Tensor) -> Tensor:
     """The metrics of `GAPS`, in that order, over one process's part of a rollout batch; 0 without
-    tokens. If whole sequences are corrected, completions without tokens count, as in TRL."""
+    tokens."""
     total = rows_NF.sum(dim=0)
     if total[Fact.RATIO_COUNT] == 0:
         return torch.zeros(len(GAPS), device=rows_NF.device)

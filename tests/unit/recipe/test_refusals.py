@@ -123,7 +123,8 @@ REFUSED = [
      "reward_funcs gives answer a weight of its own; remove one"),
     ({"outcome_gate": "answer"}, "'answer', but the reward functions are r1_zero; name one"),
     ({"outcome_gate": "x", "eos_penalty": 1.0}, "functions are r1_zero, eos_penalty; name one"),
-    (NOISE, "set eos_penalty to 0, or outcome_gate to r1"),
+    (NOISE, "leave eos_penalty out, or set outcome_gate to r1"),
+    ({"reward_noise": 0.1, "reward_funcs": ["answer", "eos_penalty"]}, "outcome_gate to answer"),
 ]  # fmt: skip
 
 

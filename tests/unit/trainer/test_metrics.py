@@ -95,6 +95,16 @@ def test_unscored_tokens_and_empty_completions_have_no_gap():
     assert held_by_length(nothing) == {}
 
 
+def test_rows_that_are_left_out_have_no_ratio_of_a_sequence():
+    """Ratios 2 and 4; the mask of the second row is gone."""
+    ratio, mask_NT = torch.tensor([[2.0], [4.0]]), MASK_NT * torch.tensor([[1], [0]])
+    with_empty, without = (
+        local_gap(mismatch_rows(LOGPS_NT, SAMPLING_NT, ratio, mask_NT, "sequence_truncate", None,
+                                9.0, with_empty=empty)).tolist()[2:] for empty in (True, False)
+    )  # fmt: skip
+    assert with_empty == [2.0, 3.0, 4.0] and without == [2.0, 2.0, 2.0]
+
+
 @pytest.mark.parametrize(
     ("mode", "low", "high", "short", "long"),
     [
