@@ -3,9 +3,9 @@
     python -m tests.support.replay_guard recipes/studies/*/runs.parquet
 
 Replays the rules over the kept runs of studies. A run succeeds if the right answers of its last
-evaluation gain at least half of what the median run of its study gains over the first one. "After"
-is the share of the run that had passed when the rule first fired, in the median failed run. Trials
-of tuning, of which the evaluations alone are kept, are left out.
+evaluation gain at least half of what the median run of its study gains over that at step 0, or over
+0 where none was made. "After" is the share of the run that had passed when the rule first fired, in
+the median failed run. Trials of tuning, of which the evaluations alone are kept, are left out.
 """
 
 import statistics
@@ -37,8 +37,11 @@ def main(files: list[str]) -> None:
         seen |= {*runs}
         known = any(ANSWERS in row for rows in runs.values() for row in rows)
         metric = ANSWERS if known else EVAL_REWARD
-        curves = {name: [r[metric] for r in rows if metric in r] for name, rows in runs.items()}
-        curves = {name: values for name, values in curves.items() if len(values) > 1}
+        evaluated = {name: [r for r in rows if metric in r] for name, rows in runs.items()}
+        curves = {
+            name: [0.0 if rows[0]["step"] else rows[0][metric], rows[-1][metric]]
+            for name, rows in evaluated.items() if len(rows) > 1
+        }  # fmt: skip
         if not curves:
             continue
         ends = [statistics.median(values[end] for values in curves.values()) for end in (0, -1)]

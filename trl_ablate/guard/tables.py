@@ -10,6 +10,7 @@ The forms that are known:
     runs of W&B   the same, with a line for each run and the columns `Name` and `State`
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,23 +88,13 @@ def owned(
             yield number, owner, {"step": row.get("Step"), of_all: row.get("Value", "nan")}
         return
     form = _form(table, header, file, columns)
-    naming = [name for name in header if name != form.step and _tells_apart(table, name)]
-    seen: dict[tuple[Owner, Any, str], tuple[Any, list[Any]]] = {}
+    apart = _Apart(table, header, form)
     for number, row in _lines(table):
         step = row.get(form.step) if form.step else 0
         if form.is_of_calls and step in ("", None):
             continue  # of W&B: a table that was logged by itself
-        texts = [row.get(name) for name in naming]
         for of, values in form.parts(number, row):
-            for metric in {*values}.difference(naming) if naming else ():
-                value, others = seen.setdefault((of, step, metric), (values[metric], texts))
-                if value != values[metric] and others != texts:
-                    apart = next(n for n, x, y in zip(naming, others, texts, strict=True) if x != y)
-                    raise ConfigurationError(
-                        f"{file}, line {number}: '{of.name}' has a second value of '{metric}' at "
-                        f"step {step}, of another '{apart}'; keep the lines of one, or call that "
-                        "column arm, seed or group"
-                    )
+            apart.check(number, row, of, values)
             yield number, of, values | {"step": step}
 
 
@@ -212,11 +203,39 @@ def _check_lines(table: Table, form: _Form) -> None:
             )
 
 
-def _tells_apart(table: Table, column: str) -> bool:
-    """Whether its texts may name a dataset or a model: there are several, each on many lines."""
-    cells = (row.get(column) for row in table)
-    texts = [text for text in cells if isinstance(text, str) and text and number_in(text) is None]
-    return 1 < len({*texts}) <= len(texts) / 2
+class _Apart:
+    """Refuses a table that has several values of a run, step and metric, in lines that differ in a
+    text such as the name of a dataset. After a resume, values differ and texts do not."""
+
+    def __init__(self, table: Table, header: Sequence[str], form: _Form):
+        self._form = form
+        self._columns = [name for name in header if self._names(table, name)]
+        self._first: dict[tuple[Owner, Any, str], tuple[float, list[Any]]] = {}
+
+    def _names(self, table: Table, column: str) -> bool:
+        """Whether its texts may be names: there are several, each in many lines."""
+        cells = (row.get(column) for row in table if column != self._form.step)
+        texts = [one for one in cells if isinstance(one, str) and one and number_in(one) is None]
+        return 1 < len({*texts}) <= len(texts) / 2
+
+    def check(
+        self, number: int, row: Mapping[str, Any], of: Owner, values: Mapping[str, Any]
+    ) -> None:
+        texts = [row.get(name) for name in self._columns]
+        for metric in values if texts else ():
+            value = number_in(values[metric])
+            if value is None or math.isnan(value):
+                continue
+            step = row.get(self._form.step or "")
+            first, others = self._first.setdefault((of, step, metric), (value, texts))
+            if value != first and texts != others:
+                pairs = zip(self._columns, texts, others, strict=True)
+                column = next(name for name, text, other in pairs if text != other)
+                raise ConfigurationError(
+                    f"{self._form.file}, line {number}: '{of.name}' has a second value of "
+                    f"'{metric}' at step {step}, of another '{column}'; keep the lines of one, or "
+                    "call that column arm, seed or group"
+                )
 
 
 def number_in(cell: Any) -> float | None:

@@ -51,6 +51,10 @@ CHART = "Step,a-s0 - eval/reward,a-s0 - eval/reward__MIN,b-s3 - eval/reward\n"
 MELTED = (
     "run,Training/Global_Step,variable,value\na-s0,0,x,0\na-s0,9,x,0.5\nb-s3,0,x,0\nb-s3,9,x,0.1"
 )
+SPLITS = (
+    '{{"run": "{run}", "split": "train", "step": {step}, "x": {trained}, "eval_reward": null}}\n'
+    '{{"run": "{run}", "split": "test", "step": {step}, "x": null, "eval_reward": {tested}}}\n'
+)
 CURVES = {
     "long": {"x.csv": "run_name,metric,step,value\na_seed_0,x,0,0\na_seed_0,x,9,0.5\n"
              "b_seed_3,x,0,0\nb_seed_3,x,9,0.1"},
@@ -58,6 +62,10 @@ CURVES = {
                            "q,b,3,x,9,0.1"},
     "rows": {"x.tsv": "Arm\tSeed\t_step\teval/reward\tState\na\t0\t0\t0\tok\na\t0\t9\t0.5\tok\n"
              "b\t3\t0\t0\tok\nb\t3\t9\t0.1\tok"},
+    "splits": {"x.jsonl": "".join(
+        SPLITS.format(run=run, step=step, trained=step / 9, tested=tested)
+        for run, last in (("a-s0", 0.5), ("b-s3", 0.1)) for step, tested in ((0, 0), (9, last))
+    )},
     "melted": {"x.CSV": MELTED},
     "chart of a metric with a space": {
         "x.csv": CHART.replace("/", " ").replace(",", " ,") + "0,0,7,0\n9,0.5,7,0.1"
