@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from trl_ablate.cli.ending import DONE, FAILED
-from trl_ablate.cli.parsing import command, flag, option
+from trl_ablate.cli.parsing import check_writable, command, flag, option
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError, nearest
 from trl_ablate.guard.arguments import GuardArguments
@@ -77,6 +77,7 @@ def check_picture(options: Namespace, logs: list[Log]) -> None:
     file: Path | None = options.picture
     if file is None:
         return
+    check_writable("--picture", file)
     if len(logs) > 1:
         raise ConfigurationError(
             f"--picture draws one run, but the log has {len(logs)}; choose one with --run"

@@ -59,7 +59,8 @@ class Condition:
         if number is None:
             raise ConfigurationError(
                 f"filter '{self.text}' compares column '{self.column}' with a number, but a row "
-                f"has {found!r}; compare it with ==, != or in"
+                f"has {found!r}; compare it with ==, != or in, or leave such rows out before: "
+                f'"{self.column} != {str(found)!r} and {self.text}"'
             )
         return _ORDER[self.operator](number, self.value)
 

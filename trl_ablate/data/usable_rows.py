@@ -8,7 +8,7 @@ from trl_ablate.data.row_files import Row
 from trl_ablate.rewards.grading.latex import last_boxed
 from trl_ablate.rewards.own.calling import FROM_TRAINER, PER_ROW
 
-_BARE_BOX = re.compile(r"\\(?:boxed|fbox) +([^\s$.,]+)")
+_BARE_BOX = re.compile(r"\\(?:boxed|fbox) *(?!\{)([^\s$.,]+)")
 IMAGES = ("image", "images")
 """Columns that TRL passes to the model."""
 
@@ -136,4 +136,6 @@ def final_answer(text: str) -> str:
     if boxed is not None:
         return boxed.strip()
     bare = _BARE_BOX.findall(text)  # MATH has boxes without braces: "\boxed 2"
+    if not bare and r"\boxed" in text:
+        raise BadRowError(r"\boxed{ without its closing brace")
     return bare[-1] if bare else text.strip()

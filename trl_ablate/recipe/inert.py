@@ -65,9 +65,10 @@ def _objective_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
     """How TRL's losses use epsilon, epsilon_high and delta, and the terms beside them.
 
     At ratio 1 a clip range around 1 has no effect. A delta below 1 has one, and so has the cap of
-    'cispo', which is epsilon_high itself and not 1 + epsilon_high. A geometric ratio has one
-    gradient for all tokens of a completion, which differs where tokens have weights. The sampler's
-    log-probabilities are known of a rollout_func, too: TRL wants them.
+    'cispo', which is epsilon_high itself and not 1 + epsilon_high. The ratio of a sequence has one
+    gradient for all tokens of a completion, which differs where tokens have weights; 'geometric' is
+    such a ratio, and 'reinforce' and 'one_sided' have none. The sampler's log-probabilities are
+    known of a rollout_func, too: TRL wants them.
     """
     on_policy, loss_type, surrogate = config.on_policy, config.loss_type, config.surrogate
     own_rollouts = not config.knows_sampler and task.rollout_func is None
@@ -78,7 +79,9 @@ def _objective_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
         or (config.corrects_sampler and config.vllm_importance_sampling_mode.startswith("token"))
         or (config.beta != 0 and config.kl_in == "loss" and config.use_bias_correction_kl)
     )
-    spread = surrogate == "geometric" and weighs_tokens
+    of_sequence = config.importance_sampling_level == "sequence"
+    others = ("reinforce", "one_sided") if of_sequence else ("geometric",)
+    spread = surrogate in others and weighs_tokens
     no_low_cap = config.delta is None or config.delta >= 1
     unclipped = clips and surrogate in ("no_clip", "reinforce", "one_sided")
     own_high = loss_type == "cispo" and config.epsilon_high is not None
@@ -167,14 +170,16 @@ def _advantage_rules(config: AblationConfig) -> list[Rule]:
 def _reward_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
     of_kl = config.beta != 0 and config.kl_in == "reward"
     named = [one.path for one in task.own_rewards]
+    own = task.environment_factory is not None  # with a reward of its own
     may_be_negative = any((
-        config.overlong_penalty, of_kl, task.eos_penalty, named, config.outcome_gate,
+        config.overlong_penalty, of_kl, task.eos_penalty, named, own, config.outcome_gate,
         any(weight < 0 for weight in config.reward_weights or []),
     ))  # fmt: skip
     none_negative = config.baseline == "none" and not may_be_negative
     in_workers = GYM_SCORE in named
-    not_read = bool(named) and not {"answer", "format"} & set(named)
     sets = [task, *map(task.evaluation_task, task.eval_sets or {})]
+    paths = [{reward.path for reward in one.own_rewards} for one in sets]
+    not_read = all(of and not {"answer", "format", GYM_SCORE} & of for of in paths)
     own_prompts = all(one.prompt_column is not None for one in sets)
     no_resampling = f"group_filter is '{config.group_filter}', not 'resample'"
     placebo = f"placebo '{config.placebo}' takes the place of all rewards"
@@ -187,7 +192,7 @@ def _reward_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
     return [
         (config.group_filter != "resample", "max_resample_rounds", no_resampling),
         (config.placebo is not None, "reward_noise outcome_gate", placebo),
-        (len(reward_names(task)) == 1, "outcome_gate", one_reward),
+        (len(reward_names(task)) == 1 and not own, "outcome_gate", one_reward),
         (none_negative, "negative_weight", no_negative),
         (config.overlong_penalty == 0, "overlong_share", "overlong_penalty is 0"),
         (no_code, "reward_timeout reward_workers", "reward_funcs names no function"),

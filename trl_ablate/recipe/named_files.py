@@ -2,8 +2,9 @@
 
 A path in a recipe is relative to the recipe, or else to the working directory; one of the command
 line the other way round. Where such a file exists, its absolute path takes its place, so that a run
-can be evaluated from anywhere. What identifies a run is the name and the content of code and
-templates, and of data and models the path as it was written; see `run/identity.py: portable`.
+can be evaluated from anywhere. What identifies a run is the name and the content of code,
+templates and files of data, and of folders of data and of models the path as it was written; see
+`run/identity.py: portable`.
 """
 
 import hashlib
@@ -57,7 +58,7 @@ class Anchor:
         if not isinstance(value, str) or value in NAMES_OF_DATASETS:
             return value
         if key in named("dataset") and (path := _found(value, folders)):
-            self.files[path] = value
+            self.files[path] = f"{value}@{_digest(path)}" if os.path.isfile(path) else value
             return path
         is_file = key in named("code", "file") and (key != "template" or is_own(value))
         return self._file(value, folders) if is_file else value
@@ -149,11 +150,12 @@ def file_and_name(value: str) -> tuple[str, str]:
 
 
 def _digest(file: str) -> str:
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()[:12]
 
 
 def changed_files(files: Mapping[str, str]) -> bool:
-    """Whether code or a template is not what it was."""
+    """Whether code, a template or data are not what they were."""
     return any(
         re.search("@[0-9a-f]{12}$", known)
         and (not os.path.isfile(path) or not known.endswith(_digest(path)))

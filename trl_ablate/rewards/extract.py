@@ -15,7 +15,10 @@ _XML = {
     )
     for tag in ("reasoning", "think")
 }
-_NUMBER = re.compile(r"(?:(?<![\w)])[-\u2212])?(?:\d+(?:,\d{3})*(?:\.\d+)?|(?<![\w.)])\.\d+)")
+_NUMBER = re.compile(
+    r"(?:(?<![\w)])[-\u2212](?:\\?[$£€])?)?(?:\d+(?:,\d{3})*(?:\.\d+)?|(?<![\w.)])\.\d+)"
+)
+_NO_DIGITS = str.maketrans({"\u2212": "-"} | dict.fromkeys(",\\$£€"))
 
 
 class Extracted(NamedTuple):
@@ -36,7 +39,7 @@ def extract(template: str, completion: str) -> Extracted:
         answer = last_boxed(completion)  # one that was cut off at the length limit is ignored
     else:  # the last number: usual for models that were taught no format
         numbers = _NUMBER.findall(completion)
-        answer = numbers[-1].replace(",", "").replace("\u2212", "-") if numbers else None
+        answer = numbers[-1].translate(_NO_DIGITS) if numbers else None
     return Extracted(answer is not None, answer)
 
 

@@ -25,32 +25,37 @@ _NAMES = (
     r"|passw(or)?d|passphrase|credentials?"
     r"|(hub|hf|access|auth|bearer|api|refresh|session|github|gh|gitlab|wandb|slack|bot)[_-]?token"
 )
-_SECRET_SETTING = re.compile(rf"(?i)(^|[_-])({_NAMES})$|^(token|authorization)$")
+_SECRET_NAME = re.compile(rf"(?i)(^|[_-])({_NAMES})$")
+_SECRET_SETTING = re.compile(rf"{_SECRET_NAME.pattern}|^(token|authorization)$")
 """`hub_token` and the like, but not `eos_token`, nor the column `answer_key`."""
+OF_A_FUNCTION = "kwargs"
+"""Arguments of somebody's reward, of which one named `token` is rather a word."""
 _SECRET_VARIABLE = re.compile(rf"(?i)(^|_)({_NAMES}|token|key|key_id|pass|pat)$")
 
 _SHORTEST = 8
-"""Shorter values of environment variables are not masked: they occur in texts by chance."""
+"""Shorter ones are masked under their names alone: they occur in texts by chance."""
 _CERTAIN = 20
 """A file that is not rewritten is refused only for longer secrets: a vocabulary has short ones."""
 
 
 class Masker:
     def __init__(self, secrets: Iterable[str] = (), hide_home: bool = True):
-        self._secrets = sorted({s for s in secrets if s and not s.startswith("<")}, key=len)[::-1]
-        home = str(Path.home())
-        hides = hide_home and len(home) > 1
-        self._home = re.compile(re.escape(home) + r"(?![\w.-])") if hides else None
+        long = {one for one in secrets if len(one) >= _SHORTEST and not one.startswith("<")}
+        self._secrets = sorted(long, key=len)[::-1]
+        own = {str(home) for home in (Path.home(), Path.home().resolve()) if len(home.parts) > 1}
+        homes = "|".join([*map(re.escape, sorted(own)), r"/(?:home|Users)/[\w.-]+"])
+        self._home = re.compile(rf"(?<![\w.~-])(?:{homes})(?![\w.-])") if hide_home else None
 
     def text(self, text: str) -> str:
-        """The text without secrets, and with `~` for the home folder where that is hidden."""
+        """The text without secrets, and with `~` for home folders where these are hidden: one's own
+        and, as a run may come from another machine, those of others."""
         for secret in self._secrets:
             text = text.replace(secret, MASK).replace(json.dumps(secret)[1:-1], MASK)
         for pattern in _COMPILED:
             text = pattern.sub(lambda found: found[0].replace(_secret(found), MASK), text)
         return self._home.sub("~", text) if self._home else text
 
-    def value(self, value: Any, secret: bool = False) -> Any:
+    def value(self, value: Any, secret: bool = False, within: str = "") -> Any:
         """A JSON value without secrets, also in keys; a text whose key names a secret is masked."""
         if isinstance(value, str):
             return MASK if secret and value else self.text(value)
@@ -58,7 +63,7 @@ class Masker:
             return [self.value(item, secret) for item in value]
         if isinstance(value, dict):
             return {
-                self.text(key): self.value(item, secret or bool(_SECRET_SETTING.search(key)))
+                self.text(key): self.value(item, secret or _is_secret(key, within), key)
                 for key, item in value.items()
             }
         return value
@@ -99,11 +104,16 @@ def _flagged(words: Sequence[str]) -> Iterable[tuple[str, str | None]]:
             yield word, None
 
 
-def _under_secret_names(value: Any, secret: bool = False) -> Iterable[str]:
+def _is_secret(key: str, within: str) -> bool:
+    names = _SECRET_NAME if within == OF_A_FUNCTION else _SECRET_SETTING
+    return bool(names.search(key))
+
+
+def _under_secret_names(value: Any, secret: bool = False, within: str = "") -> Iterable[str]:
     """The strings of a JSON value whose key names a secret."""
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from _under_secret_names(item, secret or bool(_SECRET_SETTING.search(key)))
+            yield from _under_secret_names(item, secret or _is_secret(key, within), key)
     elif isinstance(value, list):
         for item in value:
             yield from _under_secret_names(item, secret)

@@ -8,7 +8,7 @@ JSON. With it a study continues on another machine, and its numbers can be compu
 import ctypes
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -70,12 +70,14 @@ def keep(study: StudyRuns, file: Path) -> int:
     with all metrics (`_rows_of`)."""
     from pyarrow import parquet
 
-    plan, former = study.plan, study.plan.runs().keys() - study.done
-    runs = {run_id: run for run_id, run in kept(file).items() if run_id in former}
+    plan, before = study.plan, kept(file)
+    runs = {one: before[one] for one in before.keys() & plan.runs().keys() - study.done}
     for arm in plan.arms:
         for position, run_id in enumerate((run.id for run in arm.runs), start=-plan.trials):
             if run_id in runs or run_id in study.done:
                 found = runs.get(run_id) or _of_run(study.store, run_id)
+                if not _logs(found.rows, plan):  # restored for another study
+                    found = before.get(run_id, found)
                 runs[run_id] = replace(found, rows=_rows_of(plan, position, found.rows))
     table, part = _once(_table(runs)), part_of(file)
     fine = [f.name for f in table.schema if f.type == "float" and not _digits(f.name)]
@@ -117,17 +119,22 @@ def kept(file: Path) -> dict[str, Kept]:
 def restore(
     study: StudyRuns, file: Path, say: Callable[[str], None] = lambda text: None
 ) -> list[str]:
-    """Put those runs of a file into the store that the study has and that are not done; returns
-    their ids. A run that a process or a service works on is left alone; so is, and is named, one
-    whose folder has checkpoints or files of the user."""
+    """Put those runs of a file into the store that the study has and that are not done, or that
+    were restored for a study with another metric; returns their ids. A run that a process or a
+    service works on is left alone; so is, and is named, one whose folder has checkpoints or files
+    of the user."""
     store, wanted = study.store, study.plan.runs()
     runs, restored = kept(file), []
     for run_id in sorted(wanted.keys() & runs.keys()):
         lock = store.lock(run_id)
-        if store.state(run_id).status in (*DONE, "running") or not lock.acquire():
+        status = store.state(run_id).status
+        run = store.directory(run_id, wanted[run_id].folder)
+        has, rows = [*run.metrics()] if status in DONE else [], runs[run_id].rows
+        if status in DONE and (_logs(has, study.plan) or not _logs(rows, study.plan)):
+            continue
+        if status == "running" or not lock.acquire():
             continue
         try:
-            run = store.directory(run_id, wanted[run_id].folder)
             if any(run.path.glob("checkpoint*")) or written_by(run) != [run.path]:
                 say(f"{run.path} has checkpoints or files of yours: not restored; remove it first")
                 continue
@@ -135,12 +142,25 @@ def restore(
             part.path.mkdir(parents=True, exist_ok=True)
             part.config_file.write_text(runs[run_id].settings, encoding="utf-8")
             part.run_file.write_text(runs[run_id].record, encoding="utf-8")
-            write_jsonl(part.metrics_file, runs[run_id].rows)
+            write_jsonl(part.metrics_file, _by_step([*has, *rows]) if has else rows)
             replace_folder(run.path)
             restored.append(run_id)
         finally:
             lock.release()
     return restored
+
+
+def _logs(rows: Iterable[Mapping[str, Any]], plan: Plan) -> bool:
+    return any(plan.primary_metric in row for row in rows)
+
+
+def _by_step(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What two studies have kept of one run, in its order."""
+    found: dict[tuple[Any, bool], dict[str, Any]] = {}
+    for row in rows:
+        evaluated = any(name.startswith("eval_") for name in row)
+        found.setdefault((row.get("step"), evaluated), {}).update(row)
+    return sorted(found.values(), key=lambda row: row.get("step") or 0)
 
 
 def _of_run(store: RunStore, run_id: str) -> Kept:

@@ -4,6 +4,7 @@ Every microbatch adds one row of facts per completion. The metrics are computed 
 once, as quartiles and maxima cannot be combined from parts.
 """
 
+import statistics
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
@@ -160,22 +161,22 @@ def mismatch_rows(
     return torch.stack([facts[fact].float() for fact in Fact], dim=1)
 
 
-GAPS: dict[str, Callable[..., Tensor]] = {
+GAPS: dict[str, Callable[[Tensor], Tensor]] = {
     SAMPLING_GAP: torch.mean,
-    "sampling/sampling_logp_difference/max": torch.amax,
-    "sampling/importance_sampling_ratio/min": torch.amin,
+    "sampling/sampling_logp_difference/max": torch.max,
+    "sampling/importance_sampling_ratio/min": torch.min,
     "sampling/importance_sampling_ratio/mean": torch.mean,
-    "sampling/importance_sampling_ratio/max": torch.amax,
+    "sampling/importance_sampling_ratio/max": torch.max,
 }
 """TRL's metrics of the mismatch, by TRL's names, and what makes one number of all processes'."""
 
 
 def local_gap(rows_NF: Tensor) -> Tensor:
-    """The metrics of `GAPS`, in that order, over one process's part of a rollout batch; 0 without
+    """The metrics of `GAPS`, in that order, over one process's part of a rollout batch; NaN without
     tokens."""
     total = rows_NF.sum(dim=0)
     if total[Fact.RATIO_COUNT] == 0:
-        return torch.zeros(len(GAPS), device=rows_NF.device)
+        return torch.full((len(GAPS),), torch.nan, device=rows_NF.device)
     return torch.stack(
         [
             total[Fact.GAP_SUM] / total[Fact.GAP_COUNT].clamp(min=1),
@@ -189,9 +190,13 @@ def local_gap(rows_NF: Tensor) -> Tensor:
 
 def gap_metrics(gaps_PB5: Tensor) -> dict[str, float]:
     """Metrics over P processes and B rollout batches, as in TRL: first the mean or extreme over
-    the processes, then the mean over the batches."""
-    columns = zip(GAPS.items(), gaps_PB5.unbind(dim=2), strict=True)
-    return {name: over(gaps_PB, dim=0).mean().item() for (name, over), gaps_PB in columns}
+    the processes with tokens, then the mean over the batches with some; nothing without any."""
+    found: dict[str, float] = {}
+    for (name, over), gaps_PB in zip(GAPS.items(), gaps_PB5.unbind(dim=2), strict=True):
+        known = (gaps_P[~gaps_P.isnan()] for gaps_P in gaps_PB.unbind(dim=1))
+        if batches := [over(gaps_P).item() for gaps_P in known if len(gaps_P)]:
+            found[name] = statistics.fmean(batches)
+    return found
 
 
 def held_by_length(rows_NF: Tensor) -> dict[str, float]:

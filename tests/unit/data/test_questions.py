@@ -15,7 +15,7 @@ from datasets.exceptions import DatasetGenerationError
 
 from tests.conftest import SHARED_DATA
 from trl_ablate.data.questions import check_enough, check_prompts_fit, load_questions, to_prompts
-from trl_ablate.data.usable_rows import final_answer
+from trl_ablate.data.usable_rows import BadRowError, final_answer
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.task import TaskArguments
 
@@ -63,6 +63,8 @@ def test_final_answer():
         "42": "42",
     }
     assert {text: final_answer(text) for text in answers} == answers
+    with pytest.raises(BadRowError, match="without its closing brace"):
+        final_answer(r"so that $1+\frac12=\boxed{\frac{3}{2")
 
 
 # Sources

@@ -32,6 +32,7 @@ VESPO = {"vespo_k_pos": 1.0, "loss_type": "vespo"}
 PROBABILITY, GEOMETRIC = {"surrogate": "probability"}, {"surrogate": "geometric"}
 BIAS_CORRECTED = {"beta": 0.1, "use_bias_correction_kl": True}
 TRUNCATION, NONE_NEGATIVE = {"correct_truncation": True}, {"negative_weight": 0.0}
+WORLD = {"environment_factory": "world.py:World"}
 MASK = {"off_policy_mask_threshold": 0.1}
 DEALT = {"regroup_by_length": True, "gradient_accumulation_steps": 4}
 
@@ -71,6 +72,7 @@ INERT = [  # the setting comes first
     {**GEOMETRIC, **INT8},  # a ratio of whole completions
     {**GEOMETRIC, **INT8, **BIAS_CORRECTED, "kl_in": "reward"},
     {**GEOMETRIC, **UNCORRECTED, **OF_TOKENS},
+    {"surrogate": "reinforce", "top_entropy_quantile": 0.5},
     {"reward_workers": 3, "reward_funcs": ["mine.score"]},
     {"reward": "r1_zero", "reward_funcs": ["mine.score"]},
     {"prompt_style": "full", "prompt_column": "p", "eval_sets": {"a": {"filter": "level > 3"}}},
@@ -109,6 +111,19 @@ EFFECTIVE = [
     {**VESPO, "rollout_staleness": 2},
     {**GEOMETRIC, **BIAS_CORRECTED},
     {**GEOMETRIC, **INT8, **OF_TOKENS},
+    {
+        "surrogate": "one_sided",
+        "top_entropy_quantile": 0.5,
+        "importance_sampling_level": "sequence",
+    },
+    {**NONE_NEGATIVE, **NO_BASELINE, **WORLD},
+    {"outcome_gate": "score", "reward_funcs": ["mine.score"], **WORLD},
+    {"reward": "r1_zero", "reward_funcs": ["reasoning_gym"]},
+    {
+        "reward": "r1_zero",
+        "reward_funcs": ["mine.score"],
+        "eval_sets": {"a": {"dataset": "gsm8k", "reward_funcs": ["answer"]}},
+    },
     {"reward_workers": 3, "dataset": "reasoning_gym/gcd"},  # its scorer always runs in workers
     {"prompt_style": "full", "prompt_column": "p", "eval_sets": {"a": "gsm8k"}},
 ]

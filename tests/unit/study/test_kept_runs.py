@@ -37,6 +37,23 @@ def test_what_is_restored_elsewhere_is_kept_as_the_same_bytes(study, file, tmp_p
     assert (tmp_path / "again.parquet").read_bytes() == file.read_bytes()
 
 
+def test_two_studies_with_other_metrics_keep_what_they_have_of_the_same_runs(study, file, tmp_path):
+    """Restored into one store, in either order, and kept again."""
+    other = StudyRuns(replace(study.plan, primary_metric="eval_other"), study.store)
+    for run_id in study.plan.runs():
+        metrics = study.store.directory(run_id).metrics_file
+        append_jsonl(metrics, {"step": 60, "seconds": 9.0, "eval_other": 0.25})
+    keep(study, file), keep(other.again(), tmp_path / "other.parquet")
+    store = RunStore(tmp_path / "both")
+    both = StudyRuns(study.plan, store), StudyRuns(other.plan, store)
+    assert len(restore(both[0], file)) == len(restore(both[1], tmp_path / "other.parquet")) == 6
+    assert restore(both[0].again(), file) == []
+    for one, name in zip(both, ("eval_reward", "eval_other"), strict=True):
+        keep(one.again(), tmp_path / "again.parquet")
+        runs = kept(tmp_path / "again.parquet").values()
+        assert len(runs) == 6 and all(any(name in row for row in run.rows) for run in runs)
+
+
 def test_only_finished_runs_are_kept_and_stay_kept(study, file):
     assert kept(file) == {}
     first, second, third, *others = study.plan.runs()

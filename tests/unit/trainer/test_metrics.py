@@ -91,7 +91,10 @@ def test_unscored_tokens_and_empty_completions_have_no_gap():
     gap = local_gap(rows("token_truncate", None, 3.0, sampling_NT=unknown))
     assert gap.tolist() == pytest.approx([LOG2, LOG2, 1.0, 7 / 5, 2.0])
     nothing = rows("token_mask", None, 3.0, mask_NT=torch.zeros_like(MASK_NT))
-    assert local_gap(nothing).tolist() == [0.0] * 5
+    assert local_gap(nothing).isnan().all()
+    one_of_two = gap_metrics(torch.stack([local_gap(nothing), gap])[:, None])
+    assert [*one_of_two.values()] == pytest.approx(gap.tolist())
+    assert gap_metrics(local_gap(nothing)[None, None]) == {}
     assert held_by_length(nothing) == {}
 
 

@@ -11,7 +11,7 @@ import torch
 
 from trl_ablate.trainer import carried, update
 from trl_ablate.trainer.batching import BONUS_WEIGHTS
-from trl_ablate.trainer.loss_pass import bonus_of_kept_groups
+from trl_ablate.trainer.left_out import bonus_of_kept_groups
 from trl_ablate.trainer.temporary import replaced
 
 
@@ -44,8 +44,9 @@ def test_values_hold_for_the_block_and_are_put_back_after_an_error_and_in_nested
 def test_the_coefficient_of_the_entropy_bonus_is_put_back_after_an_error():
     args = SimpleNamespace(entropy_coef_delta=0.1, entropy_coef_min=0.0, entropy_coef_max=1.0)
     model = SimpleNamespace(training=True)
-    trainer = SimpleNamespace(model=model, args=args, entropy_coef=0.01)
-    inputs = {BONUS_WEIGHTS: torch.tensor([2.0])}
+    of_trl = {"_last_world_entropy": 1.0, "_entropy_window_stats": None}
+    trainer = SimpleNamespace(model=model, args=args, entropy_coef=0.01, **of_trl)
+    inputs = {BONUS_WEIGHTS: torch.tensor([2.0]), "completion_mask": torch.ones(1, 3)}
     with pytest.raises(KeyboardInterrupt), bonus_of_kept_groups(trainer, inputs):
         assert trainer.entropy_coef == 0.02
         raise KeyboardInterrupt

@@ -24,7 +24,8 @@ PLACES = 6
 """Decimals to which math-verify rounds."""
 _LOOSE_DIGITS = re.compile(r"(?<!frac)(?<!frac )(?<!_)\d(?: |\\text\{)\d(?!\d*/\d)")
 _MANY = re.compile(r"\\cup|\\infty|\\begin\{|\\pm|\\in(?![a-zA-Z])")
-_ENDS_IN_UNIT = re.compile(r"[\d}) ] ?[a-hj-zA-Z]+(?:\^\{?[23]\}?)?$")  # `i` is a number
+_ENDS_IN_UNIT = re.compile(r"(?:[\d}) ] ?[a-zA-Z]{2,}|[\d})] [a-hj-zA-Z])(?:\^\{?[23]\}?)?$")
+"""A single letter is a unit only after a space (`4t` is a product), and `i` is a number."""
 _SUM = re.compile(r"(?<=[\w)}\]])(?<!\d[eE])[-+]")
 _SIGNS = re.compile(r"[-+*/^=<>.,:;\s]+")  # no value
 _WORDS = re.compile(r"[^\W\d_]+(?:[ ,;'-]+[^\W\d_]+)*")

@@ -16,6 +16,7 @@ _FRACTIONS = {
 }
 _SIGNS = {
     "π": r"\pi ", "∞": r"\infty ", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/",
+    "≈": r"\approx ",
     "\u2044": "/", "\u2212": "-", "±": r"\pm ", "≤": r"\leq ", "≥": r"\geq ", "∪": r"\cup ",
 }  # fmt: skip
 _UNICODE = str.maketrans(_FRACTIONS | _SIGNS)
@@ -35,7 +36,8 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\(?:left|right|displaystyle|bigl?|bigr)(?![a-zA-Z])", ""),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
         (r"\\(?:mbox|textnormal|textrm|textbf|textit|mathrm|mathbf|mathit|bf|rm)\s?\{", r"\\text{"),
-        (r"\\?\$", ""),
+        (r"\\text\{ ?([eix]) ?\}", r"\g<1>"),  # a number or a variable, not a unit
+        (r"\\?[$£€]", ""),
         (r"(?<!\\)%", r"\\%"),
         (r"\^\s?\{\s?\\circ\s?\}|\^\s?\\circ(?![a-zA-Z])|\u00b0", r"^\\circ"),
         (r"\u221a ?(?:\(([^()]*)\)|(\d+(?:\.\d+)?|[a-zA-Z]))", r"\\sqrt{\g<1>\g<2>}"),
@@ -45,7 +47,7 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\ge(?![a-zA-Z])", r"\\geq"),
         (r"\s?,?\s?\\text\{\s?,?\s?(?:and|or)\s?\}\s?", ", "),
         (r"(?<=[\w)}\]]) (?:and|or) (?=[-+\\\w(])", ", "),
-        (r"^\s*\\approx(?![a-zA-Z])", ""),
+        (r"^\s*(?:\\approx(?![a-zA-Z])|=)", ""),
         (r" {2,}", " "),
         # A space next to punctuation has no meaning, except next to a point ("3 .5") and between
         # a comma and three digits, where it distinguishes the list "1, 234" from "1,234".
@@ -59,7 +61,7 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 )
 
 _WHOLE_TEXT = re.compile(r"\\text\{([^{}]*)\}")
-_MATH_QUOTES = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+_MATH_QUOTES = (("**", "**"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 
 
 def last_boxed(text: str) -> str | None:
@@ -98,7 +100,7 @@ def nesting_depth(text: str) -> int | None:
 
 
 def strip_math_quotes(text: str) -> str:
-    """The text without `$…$`, `\\(…\\)` or `\\[…\\]` around the whole of it."""
+    """The text without `$…$`, `\\(…\\)`, `\\[…\\]` or `**…**` around the whole of it."""
     text = text.strip()
     for opening, closing in _MATH_QUOTES:
         inner = text[len(opening) : -len(closing)]

@@ -62,6 +62,24 @@ _BARE_UNIT = re.compile(
     rf"(?<=[\d}}) ])(?P<unit>(?:(?:square|cubic|sq|cu)\.? ?)?(?:{_BARE_WORDS})){_POWER}$",
     re.IGNORECASE,
 )
+_AMOUNT = re.compile(
+    r"(?P<number>[-+]?(?:\d+/\d+|\d[\d.,]*(?<![.,])|\\frac\{\d+\}\{\d+\})) ?"
+    r"(?P<unit>[a-zA-Z]{2,}(?: [a-zA-Z]{2,})*)"
+)
+_OF_A_UNIT = {*_CANONICAL, "of", "on", "to", "at", "by"}
+"""Words of two letters that are no product of variables."""
+_OTHER_VALUE = (
+    "and", "or", "dozen", "half", "squared", "cubed", "factorial", "times", "plus", "minus",
+    "remainder",
+)  # fmt: skip
+"""Words after a number that make another value of it, or of which one is a second one."""
+_NO_UNIT = {
+    *_OTHER_VALUE, "hundred", "thousand", "million", "billion", "trillion", "percent", "mod",
+    "sin", "cos", "tan", "cot", "sec", "csc", "log", "exp",
+}  # fmt: skip
+_SECOND_VALUE = re.compile(
+    rf"(?<=[\w)}}\]]) ?\\text\{{(?=[^{{}}]*(?:(?<![a-zA-Z])\d|\b(?:{'|'.join(_OTHER_VALUE)})\b))"
+)
 _EXPONENTS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _MAGNITUDE = re.compile(
     r"(?<=[\d}) ]) ?(?:\\text\{ ?(?P<word>W)\b(?P<rest>[^{}]*)\}|(?P<bare>W)\b)".replace(
@@ -78,7 +96,7 @@ class Reading:
     tidied: str  # the whole answer in normalised spelling
     name: str | None  # the `x` of an answer `x=…`
     value: str  # the answer without the name and without a unit at its end
-    readable: bool  # its braces balance, and nest at most `MAX_NESTING` deep
+    readable: bool  # its braces balance, nest at most `MAX_NESTING` deep, and hide no other value
     unit: str | None  # the canonical name of a known unit
     number: Fraction | None  # the exact value of a plain number
     approximations: tuple[complex, ...] | None  # of a simple expression, or each of a list
@@ -100,7 +118,7 @@ def read(text: str) -> Reading:
         value = untext(value)
     amount = value.removesuffix(r"\%").rstrip()
     depth, number = nesting_depth(amount), as_number(amount)
-    readable = depth is not None and depth <= MAX_NESTING
+    readable = depth is not None and depth <= MAX_NESTING and not _SECOND_VALUE.search(tidied)
     return Reading(
         tidied=tidied,
         name=named["name"] if named else None,
@@ -129,8 +147,13 @@ def spell_out_magnitudes(text: str) -> str:
 def split_unit(text: str) -> tuple[str, str | None]:
     r"""A tidied answer as (value, unit): `("5", "cm^2")` for `5\text{ square centimeters}`.
 
-    Of units that are not in the table, `\text{…}` is removed, and bare words stay in the value.
+    Of units that are not in the table, `\text{…}` is removed, and so are bare words after a number;
+    after anything else they stay in the value.
     """
+    amount = _AMOUNT.fullmatch(text)
+    words = amount["unit"].lower().split() if amount else []
+    if amount and all(one in _OF_A_UNIT or len(one) > 2 and one not in _NO_UNIT for one in words):
+        return amount["number"], _canonical(amount["unit"], None)
     in_text = _TEXT_UNIT.search(text)
     match = in_text or _BARE_UNIT.search(text)
     if match is None:
