@@ -138,7 +138,7 @@ class _Form:
                 if column in given and not part["metric"].endswith(("__MIN", "__MAX"))
             ]
         if self.metric:
-            return [self._named(number, owner, given)]
+            return [self._named(number, owner, given, self.metric)]
         if len(self.seeds) > 1:
             there = [name for name in self.seeds if name in given]
             named = self.by_row
@@ -146,14 +146,14 @@ class _Form:
         return [(owner, given)]
 
     def _named(
-        self, number: int, owner: Owner, given: Mapping[str, Any]
+        self, number: int, owner: Owner, given: Mapping[str, Any], metric: str
     ) -> tuple[Owner, dict[str, Any]]:
-        if self.metric not in given:
+        if metric not in given:
             raise ConfigurationError(
-                f"{self.file}, line {number}, names no metric; name it in the column "
-                f"'{self.metric}', or remove the line"
+                f"{self.file}, line {number}, names no metric; name it in the column '{metric}', "
+                "or remove the line"
             )
-        name = str(given[self.metric])
+        name = str(given[metric])
         line = self.times[owner, name] if self.step is None else None
         self.times[owner, name] += 1
         return owner._replace(line=line), {name: given.get(self.value, "nan")}

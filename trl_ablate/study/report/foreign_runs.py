@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.guard.logs import INNER, Log, read_logs
+from trl_ablate.guard.logs import INNER, Log, home_of, read_logs
 from trl_ablate.guard.tables import RUN_FILES, Columns, arm_and_seed
 from trl_ablate.metrics import translated
 from trl_ablate.run.logged import Series
@@ -53,18 +53,20 @@ def read_runs(
             raise ConfigurationError(_twice(run, taken[place], path))
         taken[place] = path
         runs.append(run)
-    places = {run.group: position for position, run in reversed([*enumerate(runs)])}
+    groups = list(dict.fromkeys(run.group for run in runs))
     arms = list(dict.fromkeys(run.arm for run in runs))
-    return sorted(runs, key=lambda run: (places[run.group], arms.index(run.arm), run.seed or 0))
+    return sorted(
+        runs, key=lambda run: (groups.index(run.group), arms.index(run.arm), run.seed or 0)
+    )
 
 
 def _places(paths: Iterable[str | Path]) -> list[Path]:
-    """Each file or folder once; the run's folder in place of several of its checkpoints."""
+    """Each file or folder once; the run's folder in place of several logs of it."""
     homes: dict[Path, list[Path]] = {}
     for path in map(Path, paths):
         there = path.resolve()
-        inner = there if there.is_dir() else there.parent
-        homes.setdefault(inner.parent if INNER.fullmatch(inner.name) else there, []).append(path)
+        of_a_run = there.is_dir() or there.name in RUN_FILES
+        homes.setdefault(home_of(there) if of_a_run else there, []).append(path)
     several = {home for home, given in homes.items() if len({one.resolve() for one in given}) > 1}
     return [home if home in several else given[0] for home, given in homes.items()]
 
