@@ -187,12 +187,16 @@ def formula(text: str, *args: Any, **kwargs: Any) -> Any:
 
 def with_entries(reward: Callable[..., Any]) -> Callable[..., Any]:
     """The reward `score`, which is also given what the tasks know about the questions: to make that
-    takes seconds in some tasks, which is not the answer's time."""
+    takes seconds in some tasks, which is not the answer's time. It logs the column `answer_reward`:
+    many tasks give a part of the score for a wrong answer, and a success is a full one."""
 
     @functools.wraps(reward)
     def given_entries(**given: Any) -> Any:
         places = zip(given["gym"], given["gym_index"], strict=True)
-        return reward(**given, entries=[_entry(described, int(n)) for described, n in places])
+        scores = reward(**given, entries=[_entry(described, int(n)) for described, n in places])
+        if (log_extra := given.get("log_extra")) is not None:
+            log_extra("answer_reward", [one if one is None else float(one >= 1) for one in scores])
+        return scores
 
     return given_entries
 

@@ -8,8 +8,9 @@ import pytest
 
 from trl_ablate.data.questions import load_questions
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.estimates import success
 from trl_ablate.rewards import MathGrader
-from trl_ablate.rewards.gym import READS, score
+from trl_ablate.rewards.gym import READS, score, with_entries
 from trl_ablate.rewards.own.chosen import Tools, chosen_rewards
 from trl_ablate.task import TaskArguments
 
@@ -108,6 +109,16 @@ def test_harmless_answers_score_as_in_the_package(name, answer, worth):
     found = rows(dataset=f"reasoning_gym/{name}", train_size=3)
     texts = [f"</think> <answer> {answer(row)} </answer>" for row in found]
     assert score([], texts, [], **places(found)) == [worth] * 3
+
+
+def test_a_part_of_the_score_is_no_success():
+    """Countdown gives 0.05 for any number; `pass@k` and `pass_rate` count full scores alone."""
+    columns = {}
+    reward = with_entries(lambda **given: [0.05, 1.0, None])
+    scores = reward(gym=[], gym_index=[], log_extra=columns.__setitem__)
+    marks = zip(scores, columns["answer_reward"], strict=True)
+    found = [success({"reward": score, "answer_reward": mark}) for score, mark in marks]
+    assert found == [False, True, None]
 
 
 HOSTILE = "open({0!r}, 'w')", "exit()", "9**9**9**9", "__import__('pathlib').Path({0!r}).touch()"
