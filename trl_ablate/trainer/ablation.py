@@ -338,16 +338,13 @@ class AblationTrainer(GRPOTrainer):
     def _loss(self, model, inputs: dict[str, Any]) -> tuple[Tensor, loss_pass.LossPass]:
         """TRL's loss, with the terms that it lacks, and what is known of its computation."""
         held = {name: getattr(self, name) for name in loss_pass.HELD}
-        call = loss_pass.LossPass(inputs, self.args, held)
+        call, setting = loss_pass.LossPass(inputs, self.args, held), self._setting()
         with (
             replaced(self, _loss_pass=call, **call.switched),
             left_out.bonus_of_kept_groups(self, inputs),
+            left_out.means_of_kept_rows(setting, call),
         ):
-            setting = self._setting()
-            before = {name: len(values) for name, values in setting.metrics.items()}
             loss = super()._compute_loss(model, call.shown)
-            if setting.training and self.args.leaves_rows_out:
-                left_out.correct_means(setting, call, before)
             accumulated: Any = self.current_gradient_accumulation_steps if setting.training else 1.0
             for term in call.added_terms(setting, accumulated):
                 loss = loss + term

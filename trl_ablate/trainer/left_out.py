@@ -1,7 +1,6 @@
 """What rows that take no part in the loss do to TRL's own means, and how that is put right."""
 
 import math
-from collections.abc import Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,13 +18,16 @@ MEANS_OF_TOKENS = (
 """What TRL logs of each microbatch as a mean over its tokens, or rows: 0 if it has none."""
 
 
-def correct_means(setting: Setting, call: LossPass, before: Mapping[str, int]) -> None:
-    """Of TRL's means over a microbatch, those that this call has appended are NaN if all rows are
-    left out, which its mean leaves out. What has one value a row is one over the rows that stay.
-
-    Args:
-        before: how many values each metric had before the call.
-    """
+@contextmanager
+def means_of_kept_rows(setting: Setting, call: LossPass):
+    """Of TRL's means over a microbatch, those that are logged within the block are NaN if all rows
+    are left out, which its mean leaves out. What has one value a row is one over the rows that
+    stay."""
+    if not (setting.training and setting.config.leaves_rows_out):
+        yield
+        return
+    before = {name: len(values) for name, values in setting.metrics.items()}
+    yield
     mask_NT = call.mask_NT
     counts = [mask_NT.sum(), mask_NT.any(dim=1).sum(), mask_NT.new_tensor(len(mask_NT))]
     tokens, kept, rows = setting.total(torch.stack(counts).float()).tolist()
