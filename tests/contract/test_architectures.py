@@ -7,7 +7,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trl_ablate.trainer.architectures import NOT_SHAREABLE, PACKABLE, RELATIVE, may_share
+from trl_ablate.trainer.architectures import (
+    NOT_SHAREABLE,
+    PACKABLE,
+    RELATIVE,
+    frequencies_of_the_pass,
+    may_share,
+)
 from trl_ablate.trainer.forward_passes import Passes
 from trl_ablate.trainer.shared_prompts import forward_shared
 
@@ -40,11 +46,11 @@ SPECIAL = {
 TOLERANCE = 1e-4
 
 
-def small_model(model_type: str):
+def small_model(model_type: str, **shape):
     """A small model with random weights that are large enough for attention to matter."""
     config_class = type(AutoConfig.for_model(model_type))
     known = {field.name for field in dataclasses.fields(config_class)}
-    settings = {**SMALL, **SPECIAL.get(model_type, {})}
+    settings = {**SMALL, **SPECIAL.get(model_type, {}), **shape}
     config = config_class(**{name: value for name, value in settings.items() if name in known})
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).float().eval()
@@ -158,6 +164,21 @@ def test_other_models_would_be_wrong(change, model_type, listed):
     model = small_model(model_type)
     assert model_type not in listed and not may_share(model)
     assert change(model) > 0.1
+
+
+LONG = {"short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
+OF_THE_PASS = {
+    "llama": ({"rope_type": "dynamic", "factor": 4.0}, {"max_position_embeddings": 8}),
+    "phi3": ({"rope_type": "longrope", **LONG}, {"original_max_position_embeddings": 8}),
+}
+
+
+@pytest.mark.parametrize("model_type", OF_THE_PASS)
+def test_frequencies_that_follow_from_the_longest_row_would_be_wrong(model_type):
+    rope, shape = OF_THE_PASS[model_type]
+    model = small_model(model_type, rope_parameters={"rope_theta": 10000.0, **rope}, **shape)
+    assert frequencies_of_the_pass(model.config) and of_packing(model) > 100 * TOLERANCE
+    assert not frequencies_of_the_pass(small_model("gemma3_text").config)
 
 
 def saved(model, tokenizer_of, folder):

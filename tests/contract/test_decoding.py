@@ -9,7 +9,13 @@ from unittest.mock import MagicMock, Mock
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, LogitsProcessor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    GenerationConfig,
+    LogitsProcessor,
+)
 
 from tests.contract.alike import weights
 from trl_ablate.trainer import ablation, decoding, graph_forward, prefill, short_forward
@@ -102,6 +108,22 @@ def test_the_tokens_and_the_draws_are_those_of_generate(architecture, settings, 
     monkeypatch.setattr(short_forward, "LEAST", least)
     alike(model_of(architecture), **settings)
     assert made_of_uniform_draws()
+
+
+def test_frequencies_that_follow_from_the_longest_row_are_left_to_transformers(monkeypatch):
+    monkeypatch.setattr(decoding, "ForwardPass", None)
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    alike(model_of("llama", rope_parameters=rope, max_position_embeddings=8))
+
+
+def test_as_many_rows_as_positions_have_parts():
+    """Qwen2-VL's positions are `(4, N, L)`; four rows of them are not those of the batch."""
+    text = SHAPE | {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}}
+    sees = {"depth": 1, "embed_dim": 16, "hidden_size": 16, "num_heads": 2}
+    model = AutoModelForImageTextToText.from_config(
+        AutoConfig.for_model("qwen2_vl", text_config=text, vision_config=sees)
+    )
+    alike(model.eval(), prompts(1))
 
 
 def test_packed_weights_last_for_one_generation(monkeypatch):

@@ -207,6 +207,10 @@ ON_EXPERTS = partial(
     adapted, target_parameters=["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
 )
 SLOWLY = {"learning_rate": 0.05}
+DYNAMIC = {
+    "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0},
+    "max_position_embeddings": 12,
+}
 TRAININGS = {
     "sampling": ({}, {"lr_scheduler_type": "cosine", "warmup_steps": 1, "logging_steps": 2,
                       "max_steps": 3, "disable_dropout": True, "temperature": 0.7, "top_k": 10,
@@ -231,6 +235,7 @@ TRAININGS = {
     "gpt_oss": (UNEQUAL | {"model": "gpt_oss"}, SLOWLY),
     "gemma2": (UNEQUAL | {"model": "gemma2"}, {"beta": 0.1, **SLOWLY}),
     "gpt2": (UNEQUAL | {"model": "gpt2"}, {"num_iterations": 2, **SLOWLY}),
+    "dynamic": (UNEQUAL | {"model": "llama", "shape": DYNAMIC}, {"num_iterations": 2, **SLOWLY}),
     "qwen3_moe": (UNEQUAL | {"model": "qwen3_moe"},
                   {"router_aux_loss_coef": 0.1, "beta": 0.1, **SLOWLY}),
     "prompt tuning": (virtual_tokens(PromptTuningConfig), {"beta": 0.1}),
@@ -245,6 +250,7 @@ OF_EXPERTS = "the load-balancing loss of its experts depends on the whole microb
 VIRTUAL = "the padding separates the adapter's virtual tokens from the prompt"
 PADDED = {
     "gpt2": "this model type was not tested with rows moved to the left",
+    "dynamic": "its rotary frequencies follow from the longest row of a forward pass",
     **dict.fromkeys(("on experts", "gpt_oss", "qwen3_moe"), OF_EXPERTS),
     **dict.fromkeys(("prompt tuning", "prefix tuning"), VIRTUAL),
 }
@@ -256,8 +262,9 @@ PADDED = {
 def test_trainings(both, tiny_model, tmp_path, caplog, name):
     arguments, settings = TRAININGS[name]
     if "model" in arguments:
-        other = saved(small_model(arguments["model"]), tiny_model, tmp_path / "model")
-        arguments = {**arguments, "model": other}
+        arguments = {"shape": {}, **arguments}
+        small = small_model(arguments["model"], **arguments.pop("shape"))
+        arguments["model"] = saved(small, tiny_model, tmp_path / "model")
     train = train_alike if name in ROUNDED else train_both_ways
     ours, stock = train(both(**arguments), **settings)
     assert ours.eos_token_ids == stock.eos_token_ids

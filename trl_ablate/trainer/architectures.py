@@ -3,7 +3,8 @@
 Moving a row removes the padding before its prompt. If a model uses rotary positions, or counts
 positions with the attention mask, each token keeps its log-probability. If it counts columns, as
 GPT-2 does, the log-probabilities change. So they do with an adapter that puts learned tokens before
-the row, as the padding changes their distance to the prompt. Packed rows stand behind one another:
+the row, as the padding changes their distance to the prompt; and with rotary frequencies that
+follow from the largest position of the forward pass (`longrope`, `dynamic`). Packed rows stand behind one another:
 a model with a state that runs along the row (Mamba, convolutions) would carry it into the next one,
 and one that attends within chunks (Llama 4) would count them from the first row.
 
@@ -50,6 +51,8 @@ def may_move_rows(model: Any, *, aux_loss: bool) -> bool:
     model_type = model.config.model_type
     if is_peft_model(model) and model.active_peft_config.is_prompt_learning:
         reason = "the padding separates the adapter's virtual tokens from the prompt"
+    elif frequencies_of_the_pass(model.config):
+        reason = "its rotary frequencies follow from the longest row of a forward pass"
     elif aux_loss:
         reason = "the load-balancing loss of its experts depends on the whole microbatch"
     elif model_type not in RELATIVE:
@@ -60,14 +63,22 @@ def may_move_rows(model: Any, *, aux_loss: bool) -> bool:
     return False
 
 
+def frequencies_of_the_pass(config: Any) -> bool:
+    """Whether the rotary frequencies of all rows follow from the largest position among them."""
+    found = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    of_layers = [one for one in found.values() if isinstance(one, dict)]
+    types = [str(one.get("rope_type")) for one in (found, *of_layers)]
+    return any(one == "longrope" or "dynamic" in one for one in types)
+
+
 def check_packs(model_type: str, *, trimmed: bool) -> None:
     """Refuse `padding_free` for a model that would give other log-probabilities, or keeps TRL's
     padding."""
     if not trimmed:
         raise ConfigurationError(
             "padding_free leaves out the padding that this run keeps; set trim_microbatches: true, "
-            "or padding_free: false (an auxiliary loss, an unknown model type or prompt tuning "
-            "keep TRL's padding, too)"
+            "or padding_free: false (an auxiliary loss, an unknown model type, prompt tuning "
+            "and the rotary types longrope and dynamic keep TRL's padding, too)"
         )
     if model_type not in PACKABLE:
         raise ConfigurationError(

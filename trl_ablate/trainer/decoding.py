@@ -22,6 +22,7 @@ from transformers import DynamicCache, generation
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import GenerationConfig, GenerationMode
 
+from trl_ablate.trainer.architectures import frequencies_of_the_pass
 from trl_ablate.trainer.generation import CompletionCriteria
 from trl_ablate.trainer.graph_forward import GraphForward, may_be_recorded
 from trl_ablate.trainer.prefill import read_apart
@@ -79,7 +80,11 @@ def decode(
     """What `generate` calls in place of its own decoding; `(N, L)`, padded right."""
     if inputs.get("attention_mask", input_ids) is None:  # transformers 5.23, without padding
         inputs["attention_mask"] = torch.ones_like(input_ids)
-    by_row = has_rows(inputs, len(input_ids)) and ends_by_row(stopping_criteria, logits_processor)
+    by_row = (
+        has_rows(inputs, len(input_ids))
+        and ends_by_row(stopping_criteria, logits_processor)
+        and not frequencies_of_the_pass(model.config)
+    )
     if not by_row or generation_config.prefill_chunk_size or inputs.keys() - BY_ROW_INPUTS - OTHERS:
         return model._sample(
             input_ids, logits_processor, stopping_criteria, generation_config, **inputs
@@ -118,9 +123,14 @@ def has_rows(inputs: dict[str, Any], count: int) -> bool:
         and all(type(layer) in LAYERS for layer in cache.layers)
         and cache.get_seq_length() == 0
         and bool(inputs.get("use_cache"))
-        and all(len(inputs[name]) == count for name in BY_ROW_INPUTS & inputs.keys())
+        and all(_is_by_row(inputs[name], count) for name in BY_ROW_INPUTS & inputs.keys())
         and "attention_mask" in inputs
     )
+
+
+def _is_by_row(value: Tensor, count: int) -> bool:
+    """Positions of images and text, `(4, N, L)` in Qwen2-VL, are not."""
+    return value.dim() == 2 and len(value) == count
 
 
 class Rows:

@@ -18,7 +18,7 @@ import re
 from statistics import fmean
 
 from trl_ablate.miniature.world import Lesson, Question, Shape, Solution, Split, World
-from trl_ablate.miniature.worlds.sums import operands, question
+from trl_ablate.miniature.worlds.sums import SUMS, operands, question
 
 STYLES = ("direct", "called")
 CALL_SHARE, SLIP_SHARE, DIRECT_RIGHT = 0.3, 0.4, 0.1
@@ -92,7 +92,7 @@ class Calculator:
 
 CALCULATOR = World(
     name="calculator",
-    files=(__file__,),
+    files=(*SUMS.files, __file__),
     task=Calculator(),
     template_shares={"reasoning_xml": 1.0},
     format_shares={"reasoning_xml": 0.75},
