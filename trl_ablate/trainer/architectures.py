@@ -4,9 +4,11 @@ Moving a row removes the padding before its prompt. If a model uses rotary posit
 positions with the attention mask, each token keeps its log-probability. If it counts columns, as
 GPT-2 does, the log-probabilities change. So they do with an adapter that puts learned tokens before
 the row, as the padding changes their distance to the prompt; and with rotary frequencies that
-follow from the largest position of the forward pass (`longrope`, `dynamic`). Packed rows stand behind one another:
-a model with a state that runs along the row (Mamba, convolutions) would carry it into the next one,
-and one that attends within chunks (Llama 4) would count them from the first row.
+follow from the largest position of the forward pass (`longrope`, `dynamic`).
+
+Packed rows stand behind one another: a model with a state that runs along the row (Mamba,
+convolutions) would carry it into the next one, and one that attends within chunks (Llama 4) would
+count them from the first row.
 
 All architectures listed here were tested (`tests/contract/test_architectures.py`); all others keep
 TRL's padding.
