@@ -33,12 +33,16 @@ looks at all points for each pair on the grid."""
 CEILINGS, MIDDLES = 60, 60
 EDGE = 0.01
 """The log odds are taken of shares of the way between this and one minus this."""
-STEEPEST = 12.0
+FLATTEST, STEEPEST = 0.1, 12.0
+LEAST_BELOW = 2
+"""Evaluations after the first that have to lie below half of the way seen."""
 PARAMETERS = {"A": "ceiling", "B": "steepness", "C_mid": "half-way step"}
 NOTE = (
     "R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B), fitted to each run that did not collapse: mean ± "
-    "half the 95 % t interval over seeds. They describe the curves; no verdict rests on them, as "
-    "the fit predicts the second half of a curve no better than a power law does."
+    "half the 95 % t interval over seeds. Runs of which fewer than two evaluations after the first "
+    "lie below half of the rise, or whose best fit is at the edge of what is tried, are left out. "
+    "No verdict rests on the parameters, as the fit predicts the second half of a curve no better "
+    "than a power law does."
 )
 
 
@@ -57,25 +61,29 @@ class Growth:
 
 def fit(series: Series) -> Growth | None:
     """The best fit; None with too few points, or if the curve never rises above its first value.
-    The highest ceiling that is tried is twice the way seen."""
+    The highest ceiling that is tried is twice the way seen. None, too, where the curve does not
+    tell: its rise was not evaluated, or the best fit is at an edge of what was tried."""
     steps, values = (np.asarray(each, float) for each in (series.steps, series.values))
     later = steps > max(0.0, steps[0]) if len(steps) else np.zeros(0, bool)
     if later.sum() < LEAST_POINTS or values[later].max() <= values[0]:
         return None
     start, steps, values = float(values[0]), _thinned(steps[later]), _thinned(values[later])
     way = values.max() - start
+    if (values < start + way / 2).sum() < LEAST_BELOW:
+        return None
     ceilings = np.linspace(start + 0.6 * way, start + 2 * way, CEILINGS)[:, None, None]
     middles = np.geomspace(steps[0] / 4, steps[-1] * 2, MIDDLES)[None, :, None]
     share = np.clip((values - start) / (ceilings - start), EDGE, 1 - EDGE)
     weight = (share * (1 - share)) ** 2
     distance = np.log(steps / middles)
     slope = (weight * np.log(share / (1 - share)) * distance).sum(-1, keepdims=True)
-    slope = np.clip(slope / (weight * distance**2).sum(-1, keepdims=True), 0.1, STEEPEST)
+    slope = np.clip(slope / (weight * distance**2).sum(-1, keepdims=True), FLATTEST, STEEPEST)
     fitted = start + (ceilings - start) * _share(steps, slope, middles)
     errors = ((fitted - values) ** 2).sum(-1)
     first, second = np.unravel_index(int(errors.argmin()), errors.shape)
+    inside = first < CEILINGS - 1 and 0 < second < MIDDLES - 1
     found = ceilings[first, 0, 0], slope[first, second, 0], middles[0, second, 0]
-    return Growth(start, *map(float, found))
+    return Growth(start, *map(float, found)) if inside and FLATTEST < found[1] < STEEPEST else None
 
 
 def _thinned(values: np.ndarray) -> np.ndarray:
