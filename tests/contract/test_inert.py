@@ -10,7 +10,7 @@ from trl import ModelConfig
 from tests.contract.formulas import amid_a_step, gradients, nearby
 from trl_ablate.recipe.inert import inert_knobs
 from trl_ablate.settings import choices
-from trl_ablate.switches import LossType
+from trl_ablate.switches import LossType, Surrogate
 from trl_ablate.task import TaskArguments
 
 LOSS_TYPES = choices(LossType)
@@ -22,6 +22,7 @@ OWN = {
     "vespo_k_neg": 1.0, "vespo_lambda_pos": 1.0, "vespo_lambda_neg": 1.0,
 }  # fmt: skip
 """Other values than TRL's of the knobs that one loss type has alone."""
+LEVEL = {"importance_sampling_level": "sequence"}
 
 
 def gradient(trainer, batch, **changes) -> torch.Tensor:
@@ -30,6 +31,7 @@ def gradient(trainer, batch, **changes) -> torch.Tensor:
     for knob, value in changes.items():
         setattr(trainer.args, knob, value)
     low, high = trainer.args.epsilon, trainer.args.epsilon_high
+    trainer.importance_sampling_level = trainer.args.importance_sampling_level
     trainer.epsilon_low, trainer.epsilon_high = low, low if high is None else high
     if not trainer.args.on_policy:
         batch = {**batch, "old_per_token_logps": nearby(trainer.model, batch, 1.0)}
@@ -43,6 +45,10 @@ CASES = [
       for loss_type in ("grpo", "cispo", "sapo")),
     # a delta below one cuts at ratio one, too
     ({"loss_type": "grpo", **CLIPS, "delta": 0.8}, {"delta": 1.5}),
+    *(({"loss_type": loss_type, "top_entropy_quantile": share, "epsilon_high": 5.0}, LEVEL)
+      for loss_type in LOSS_TYPES for share in (1.0, 0.2)),
+    *(({"loss_type": "grpo", "surrogate": surrogate, "top_entropy_quantile": 0.2}, LEVEL)
+      for surrogate in choices(Surrogate)),
     *(({"loss_type": loss_type}, OWN) for loss_type in ("sapo", "vespo")),
     *(({"loss_type": loss_type, "surrogate": surrogate, "epsilon": 0.2, "epsilon_high": 0.3},
        {"epsilon": 0.8, "epsilon_high": 3.0, "surrogate": "clip"})

@@ -36,6 +36,7 @@ OF_BETA = (
     "ref_model_sync_steps"
 )
 OF_ADAPTIVE_ENTROPY = "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target"
+OF_ANY_LEVEL = ("reinforce", "one_sided", "geometric")
 OF_SAPO = "sapo_temperature_neg sapo_temperature_pos"
 OF_VESPO = "vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg"
 
@@ -79,6 +80,11 @@ def _objective_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
         or (config.corrects_sampler and config.vllm_importance_sampling_mode.startswith("token"))
         or (config.beta != 0 and config.kl_in == "loss" and config.use_bias_correction_kl)
     )
+    levels_agree = (
+        (at_one and not weighs_tokens)
+        or (on_policy and loss_type == "sapo" and not weighs_tokens)
+        or (on_policy and loss_type == "cispo")
+    )
     of_sequence = config.importance_sampling_level == "sequence"
     others = ("reinforce", "one_sided") if of_sequence else ("geometric",)
     spread = surrogate in others and weighs_tokens
@@ -86,6 +92,8 @@ def _objective_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
     unclipped = clips and surrogate in ("no_clip", "reinforce", "one_sided")
     own_high = loss_type == "cispo" and config.epsilon_high is not None
     same = f"{ON_POLICY}, so clip, no_clip and reinforce have the same gradient"
+    one_gradient = f"{ON_POLICY}, where the ratio of a sequence has the gradient of its tokens'"
+    no_level = f"surrogate '{surrogate}' is the same at any level"
     no_clip = f"surrogate '{surrogate}' does not clip"
     own_clip = f"loss_type '{loss_type}' does not clip"
     one_bound = "loss_type 'cispo' has no lower bound, and epsilon_high is its upper one"
@@ -98,6 +106,9 @@ def _objective_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
     return [
         (at_one, "epsilon epsilon_high", same),
         (at_one and not spread, "surrogate", same),
+        (levels_agree, "importance_sampling_level", one_gradient),
+        (loss_type == "vespo", "importance_sampling_level", "loss_type 'vespo' does not read it"),
+        (clips and surrogate in OF_ANY_LEVEL, "importance_sampling_level", no_level),
         (at_one and no_low_cap, "delta", same),
         (unclipped, "epsilon epsilon_high", no_clip),
         (unclipped and no_low_cap, "delta", no_clip),

@@ -82,8 +82,10 @@ def png_of(figure: Figure) -> bytes:
     with warnings.catch_warnings():  # a character that the font lacks is drawn as a box
         warnings.filterwarnings("ignore", r"Glyph .* missing from font")
         figure.savefig(buffer, format="png", facecolor="white", metadata={"Software": None})
-    image = Image.open(buffer).convert("RGB").quantize(
-        COLOURS_OF_A_FILE, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE
+    image = (
+        Image.open(buffer)
+        .convert("RGB")
+        .quantize(COLOURS_OF_A_FILE, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     )
     image.save(small, format="png", optimize=True)
     return small.getvalue()

@@ -14,7 +14,8 @@ With r_b the reference's gradient on batch b, a_b the arm's, and bars for means 
 
 Intervals are 95 % t intervals over batches; those of statistics of all batches together are from
 the jackknife. Every statistic is computed from inner products of sketches, norms from the whole
-gradients. A gradient of zero has no cosine with another, and is left out of means.
+gradients. A gradient of zero has a cosine of 0 with another, and none with one of zero, which is
+left out of means.
 """
 
 import math

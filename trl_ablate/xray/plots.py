@@ -6,7 +6,7 @@ not used.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import matplotlib
@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from trl_ablate.run.picture import FAINT, INK, PALETTE, STYLE, png_of
 from trl_ablate.run.untrusted import for_picture
+from trl_ablate.xray.figures import LEAST_FLOOR
 
 if TYPE_CHECKING:
     from trl_ablate.xray.xray_page import Xray, XrayedPoint
@@ -35,7 +36,8 @@ def draw(result: "Xray") -> bytes:
         figure = Figure((WIDTH, height * rows), dpi=DPI, layout="constrained")
         grid = figure.add_gridspec(rows, 4, width_ratios=(2.1, 1, 1, 1))
         for row, point in enumerate(result.points):
-            _directions(figure.add_subplot(grid[row, 0]), arms, point)
+            others = {arm for arm, label in result.labels.items() if label != arm}
+            _directions(figure.add_subplot(grid[row, 0]), arms, point, others)
             for column, name in enumerate(BARS, start=1):
                 axes = figure.add_subplot(grid[row, column])
                 labels = [for_picture(arm, 24) if column == 1 else "" for arm in arms]
@@ -43,10 +45,13 @@ def draw(result: "Xray") -> bytes:
         return png_of(figure)
 
 
-def _directions(axes: Axes, arms: Sequence[str], point: "XrayedPoint") -> None:
+def _directions(
+    axes: Axes, arms: Sequence[str], point: "XrayedPoint", others: Collection[str]
+) -> None:
+    """The marks of `others`, which are compared with another arm than the reference, are hollow."""
     figures = [point.arms[arm].figures.plain for arm in arms]
     lowest = 0.0
-    for number, plain in enumerate(figures):
+    for number, (arm, plain) in enumerate(zip(arms, figures, strict=True)):
         if math.isnan(plain.cosine_mean) or not plain.norm_ratio > 0:
             continue
         lowest = min(lowest, plain.cosine_mean)
@@ -55,10 +60,10 @@ def _directions(axes: Axes, arms: Sequence[str], point: "XrayedPoint") -> None:
             axes.vlines(plain.norm_ratio, max(-1, interval[0]), min(1, interval[1]), color=colour)
         axes.plot(
             [plain.norm_ratio], [plain.cosine_mean], marker, color=colour, markersize=7,
-            linestyle="none",
+            linestyle="none", markerfacecolor="white" if arm in others else colour,
         )  # fmt: skip
     if point.floor is not None:
-        axes.axhspan(point.floor, 1.0, color=FAINT, alpha=0.25, linewidth=0)
+        axes.axhspan(max(point.floor, LEAST_FLOOR), 1.0, color=FAINT, alpha=0.25, linewidth=0)
     axes.axhline(0, color=INK, linewidth=0.6)
     axes.set_xscale("log")
     known = [plain.norm_ratio for plain in figures if plain.norm_ratio > 0]
@@ -68,7 +73,9 @@ def _directions(axes: Axes, arms: Sequence[str], point: "XrayedPoint") -> None:
     shown = [tick for tick in TICKS if low <= tick <= high]
     axes.set_xticks(shown, [f"{tick:g}" for tick in shown])
     axes.minorticks_off()
-    _title(axes, f"{point.title}; noise floor shaded")
+    _title(
+        axes, f"{point.title}; noise floor shaded" + "; hollow: against another arm" * bool(others)
+    )
 
 
 def _bars(axes: Axes, labels: Sequence[str], name: str, shares: Sequence[Sequence[float]]) -> None:

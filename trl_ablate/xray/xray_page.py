@@ -14,7 +14,15 @@ from trl_ablate.run.json_files import write_json
 from trl_ablate.run.untrusted import for_markdown, markdown_table
 from trl_ablate.study.report.xray_outcomes import label_of
 from trl_ablate.study.xray_file import XRAY
-from trl_ablate.xray.figures import NAMED, RULES, ArmFigures, Directions, Interval, Verdict
+from trl_ablate.xray.figures import (
+    LEAST_FLOOR,
+    NAMED,
+    RULES,
+    ArmFigures,
+    Directions,
+    Interval,
+    Verdict,
+)
 from trl_ablate.xray.gradients import BY
 
 PAGE = Path(__file__).with_name("xray_page.md.j2")
@@ -42,6 +50,13 @@ class XrayedPoint:
     @property
     def title(self) -> str:
         return self.checkpoint + f" + {self.drift} optimizer steps" * bool(self.drift)
+
+    @property
+    def shown_floor(self) -> str:
+        if self.floor is None:
+            return "none"
+        low = f" (counted as {LEAST_FLOOR})" * (self.floor < LEAST_FLOOR)
+        return f"{self.floor:.3f}{low}"
 
     def entry(self, arm: str) -> dict[str, Any]:
         found = self.arms[arm]
@@ -114,8 +129,7 @@ class Xray:
         """A line per arm and point, and the rules of the verdicts that occur."""
         lines, occurring = [], set()
         for point in self.points:
-            floor = "" if point.floor is None else f", noise floor {point.floor:.3f}"
-            lines.append(f"at {point.title}{floor}:")
+            lines.append(f"at {point.title}, noise floor {point.shown_floor}:")
             for arm, label in self.labels.items():
                 plain, verdict = point.arms[arm].figures.plain, point.arms[arm].verdict
                 lines.append(
@@ -148,7 +162,7 @@ def _directions(one: AtPoint) -> list[tuple[str, str]]:
         ("its own batches", _number(plain.self_cosine, 2)),
         ("signal / noise", _steadiness(plain)),
         ("after Adam: norm ×", _number(adam.norm_ratio, 3) if adam else "-"),
-        ("cosine of the means", _number(adam.cosine_mean, 4) if adam else "-"),
+        ("after Adam: cosine of the means", _number(adam.cosine_mean, 4) if adam else "-"),
         ("verdict", f"**{verdict.words}**: {verdict.sentence}"),
     ]
 

@@ -279,7 +279,7 @@ def test_a_run_that_ends_in_nan_does_not_count_with_what_it_had_before(tmp_path,
     assert main([str(file), "--base", "0", "--out", str(out)]) == 0
     told = capsys.readouterr().out.replace("\n", " ")
     assert "runs end at steps 60 to 100" in told
-    assert "hot-seed0, hot-seed1, late-seed0 end in NaN, and count as 0" in told
+    assert "end in NaN, and count as 0 or their lowest value: hot-seed0, hot-seed1, late" in told
     assert "http" not in re.sub(r"base64,[^\"]*", "", (out / "report.html").read_text())
     assert (out / "curves.png").is_file()
 

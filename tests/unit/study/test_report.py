@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 from PIL import Image
 from scipy import stats
 
@@ -20,14 +22,16 @@ from trl_ablate import ConfigurationError
 from trl_ablate.metrics import GRAD_NORM
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.json_files import append_jsonl, read_object
+from trl_ablate.run.picture import PALETTE, png_of
 from trl_ablate.study.definition import load_study
 from trl_ablate.study.kept_runs import beside, restore
 from trl_ablate.study.report import making
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.costs import time
 from trl_ablate.study.report.curves import Run, Series, area, collapse_step, planned_runs
+from trl_ablate.study.report.document import Document
 from trl_ablate.study.report.foreign_runs import read_curves
-from trl_ablate.study.report.making import report_curves, report_study
+from trl_ablate.study.report.making import numbers_of, report_curves, report_study, write_files
 from trl_ablate.study.report.outcomes import (
     improvement_interval,
     interquartile_mean,
@@ -325,6 +329,46 @@ def test_published_curves_are_paired_by_their_seeds(tmp_path):
     assert [row["status"] for row in rows if row["arm"] == "plain"][4] == "missing"
     height = {out: Image.open(tmp_path / out / "curves.png").height for out in ("out", "alone")}
     assert height["out"] > height["alone"]
+
+
+def test_published_runs_that_end_early_or_in_nan(tmp_path):
+    """One that ends early keeps its last value, as in the note; NaN is a collapse, and is said."""
+    path = tmp_path / "mine.csv"
+    ends = {"plain": "012345", "short": "0123", "lost": "012nn"}
+    rows = [
+        f"{arm},{seed},{step},{'nan' if value == 'n' else f'0.{value}'}"
+        for arm, values in ends.items()
+        for seed in (0, 1)
+        for step, value in enumerate(values)
+    ]
+    path.write_text("\n".join(["arm,seed,step,eval_reward", *rows]))
+    report_curves(path, tmp_path / "out")
+    text, numbers = written(tmp_path / "out")[0], read_object(tmp_path / "out" / "report.json")
+    assert numbers["arms"]["lost"]["collapsed"] == [2, 2] and "end in NaN" in text
+    assert "Runs end at steps 3 to 5" in text and "![eval_reward against steps; lines" in text
+    found = {row["run_name"]: row for row in table_of(tmp_path / "out" / "runs.csv")}
+    mean = float(found["short-seed0"]["mean_eval_reward"])
+    assert mean == pytest.approx((0.05 + 0.15 + 0.25 + 2 * 0.3) / 5)
+
+
+def test_runs_that_do_not_vary_have_limits_that_json_lacks(tmp_path):
+    runs = [flat_run(arm, seed, [0.2, 1.0]) for arm in "ab" for seed in range(16)]
+    analysis = analyse(runs, METRIC, judge="two_part", threshold=0.4)
+    write_files(Document("study", "lead", []), numbers_of(analysis, {}), tmp_path)
+    assert "Infinity" not in (tmp_path / "report.json").read_text()
+
+
+def test_every_arm_keeps_its_colour():
+    """In a picture of few colours, also beside the bands of all."""
+    figure = Figure((4, 3))
+    axes = figure.add_subplot()
+    for row, colour in enumerate(PALETTE):
+        axes.fill_between([0, 1], row - 0.5, row + 2.5, color=colour, alpha=0.13, linewidth=0)
+        axes.plot([0, 1], [row, row + 1], color=colour, linewidth=1.7)
+    image = Image.open(io.BytesIO(png_of(figure))).convert("RGB")
+    found = np.array([colour for _, colour in image.getcolors() or ()])
+    wanted = np.array([to_rgb(colour) for colour in PALETTE]) * 255
+    assert np.abs(wanted[:, None] - found).max(axis=2).min(axis=1).max() < 16
 
 
 def test_an_arm_is_no_formula_of_a_spreadsheet(tmp_path):

@@ -1,6 +1,7 @@
 """Arms whose effect on the gradient is known, on rollouts of a tiny model; what is written."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -133,3 +134,9 @@ def test_the_picture_shows_every_arm(on_policy, output, monkeypatch):
     widths = [patch.get_width() for patch in bars[0].patches]
     assert sum(widths) == pytest.approx(len(on_policy.against), abs=1e-6)
     assert directions.lines[0].get_marker() == "*"  # the reference
+    _, other, *_, last = on_policy.against
+    apart = replace(on_policy, against={**on_policy.against, last: other})
+    directions = plots.draw(apart).axes[0]
+    hollow = [mark.get_markerfacecolor() == "white" for mark in directions.lines[:-1]]
+    assert hollow == [arm == last for arm in apart.against]
+    assert "hollow" in directions.get_title(loc="left")

@@ -34,7 +34,10 @@ SUCCESSES_ABOUT = (
     "for each arm the share of runs that succeed with its exact interval (hollow: its "
     "reference), and the difference of the means over those runs; dotted: the margin"
 )
-ANSWERS = "Evaluation reward minus that of {usual}, or of the arm named; a cross: runs collapsed"
+ANSWERS = (
+    "Evaluation reward minus that of {usual}, or of the arm named; a cross: runs collapsed; "
+    "hollow: over all runs"
+)
 
 
 def differences_picture(analysis: Analysis) -> list[Picture]:
@@ -125,15 +128,15 @@ def _labels(compared: Sequence[Comparison], analysis: Analysis) -> list[str]:
 
 def draw_answers(arms: Sequence[ArmFound]) -> bytes | None:
     """The difference of each arm with its interval; None if no arm has one."""
-    drawn = [arm for arm in arms if arm.numbers["low"] is not None]
+    drawn = [(arm, *arm.limits) for arm in arms if arm.limits]
     if not drawn:
         return None
-    drawn.sort(key=lambda arm: arm.numbers["difference"])
-    usual = Counter(arm.against for arm in drawn).most_common(1)[0][0]
+    drawn.sort(key=lambda each: each[1][1])
+    usual = Counter(arm.against for arm, *_ in drawn).most_common(1)[0][0]
     lines = [
         [for_picture(arm.words, LETTERS)]
         + [for_picture(f"against {arm.against}", LETTERS)] * (arm.against != usual)
-        for arm in drawn
+        for arm, *_ in drawn
     ]
     rooms = np.array([ROW + SECOND_LINE * (len(each) - 1) for each in lines])
     rows = (np.cumsum(rooms) - rooms / 2).tolist()  # the middle of each row in inches
@@ -142,10 +145,9 @@ def draw_answers(arms: Sequence[ArmFound]) -> bytes | None:
         figure = Figure((ANSWERS_WIDTH, height + 2 * EDGE), dpi=DPI)
         axes = axes_at(figure, left, EDGE, ANSWERS_WIDTH - left - 1.2, height)
         axes.axvline(0, color=INK, linewidth=1)
-        for row, arm in zip(rows, drawn, strict=True):
-            limits = [arm.numbers[key] for key in ("low", "difference", "high")]
-            collapsed = bool(arm.numbers["collapsed"][0])
-            _interval(axes, row, limits, _colour(arm.kind), collapsed=collapsed)
+        for row, (arm, limits, hollow) in zip(rows, drawn, strict=True):
+            how = {"collapsed": bool(arm.numbers["collapsed"][0]), "hollow": hollow}
+            _interval(axes, row, limits, _colour(arm.kind), **how)
             _verdict(axes, row, arm.kind, arm.kind.matters)
         axes.set_yticks(rows, ["\n".join(each) for each in lines], parse_math=False)
         axes.set_ylim(rows[0] - ROW / 2, rows[-1] + ROW / 2)

@@ -6,6 +6,7 @@ the loss's weight that the shortest to the longest quarter of the answers get. W
 logged, all answers are one. No torch.
 """
 
+import itertools
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -78,8 +79,10 @@ def draw_mechanism(runs: Mapping[str, Rows]) -> bytes:
 
 
 def _shares(axes: Axes, rows: Rows, styles: Sequence[str]) -> None:
-    for style, colour in zip(styles, PALETTE, strict=False):
-        axes.plot(*points(rows, f"style/{style}"), color=colour, linewidth=1.8, label=style)
+    for number, style in enumerate(styles):
+        turn, place = divmod(number, len(PALETTE))
+        how = {"color": PALETTE[place], "linestyle": "--" if turn else "-"}
+        axes.plot(*points(rows, f"style/{style}"), linewidth=1.8, label=style, **how)
     axes.set_xlabel("GRPO steps")
     axes.set_ylim(0, 1)
 
@@ -88,7 +91,7 @@ def _trajectories(axes: Axes, rows: Rows, styles: Sequence[str]) -> None:
     """Small dots are early, the large one is last. Dashed: the same reward per token as that of the
     style which had the highest at the beginning."""
     rates, top, longest = [0.0], 1.0, LEAST_TOKENS
-    for style, colour in zip(styles, PALETTE, strict=False):
+    for style, colour in zip(styles, itertools.cycle(PALETTE), strict=False):
         path = trajectory(rows, style)
         if path:
             rates.append(path[0][1] / max(path[0][0], 1.0))

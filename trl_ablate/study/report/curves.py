@@ -85,6 +85,8 @@ class Run:
             return None
         errors = self.series.get(stderr_of(metric))
         collapsed_at = self.record.get("diverged_at")  # the weights became NaN or infinite
+        if collapsed_at is None and metric in self.lost:
+            collapsed_at = series.steps[-1]
         if collapsed_at is None:
             collapsed_at = collapse_step(series, max(errors.values) if errors else 0.0)
         best = max(series.values)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from trl_ablate.errors import ConfigurationError
+from trl_ablate.errors import ConfigurationError, shortened
 from trl_ablate.guard.logs import INNER, Log, home_of, read_logs
 from trl_ablate.guard.tables import RUN_FILES, Columns, arm_and_seed
 from trl_ablate.metrics import translated
@@ -82,6 +82,20 @@ def _twice(run: Run, first: Path, second: Path) -> str:
         f"{what}, in {first} and {second}; if each file is of one group, give --group {BY_FILE}, "
         "and if they have different metrics of the same runs, give the folder that holds both"
     )
+
+
+def how_they_ended(runs: Sequence[Run], metric: str) -> list[str]:
+    """What a reader has to know of runs that end before the others, or in NaN."""
+    found, ends = [], {run.name: run.series[metric].steps[-1] for run in runs}
+    if early := [name for name, end in ends.items() if end < max(ends.values())]:
+        some = shortened(", ".join(early), 200)
+        found.append(
+            f"runs end at steps {min(ends.values()):g} to {max(ends.values()):g}, and count with "
+            f"what they had then (before the last step: {some})"
+        )
+    if lost := [run.name for run in runs if metric in run.lost]:
+        found.append(f"these end in NaN, and count as 0 or their lowest value: {', '.join(lost)}")
+    return found
 
 
 def read_curves(path: Path) -> list[Run]:

@@ -48,6 +48,18 @@ class ArmFound:
         return within(of["difference"], of["low"], of["high"]) + self.marks
 
     @property
+    def limits(self) -> tuple[list[float], bool] | None:
+        """Low end, mean and high end of the difference where runs succeed, or else over all runs,
+        and whether it is that; None without an interval."""
+        of, known = self.numbers, self.numbers.get("all_runs")
+        if of["low"] is not None:
+            return [of["low"], of["difference"], of["high"]], False
+        if not known or known[1] is None:
+            return None
+        mean, low, high = known
+        return [low, mean, high], True
+
+    @property
     def over_all(self) -> str:
         """The difference over all runs, those that fail too, where runs are judged in two parts."""
         known = self.numbers.get("all_runs")

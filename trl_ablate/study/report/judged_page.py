@@ -9,6 +9,7 @@ from typing import Any
 from trl_ablate.errors import shortened
 from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.document import Columns, Document, Items, Picture, Section, table
+from trl_ablate.study.report.foreign_runs import how_they_ended
 from trl_ablate.study.report.judged_arms import Judged, Judgement, Pooled
 from trl_ablate.study.report.numbers import (
     NOTHING,
@@ -84,13 +85,7 @@ def sentences(found: Judgement, runs: Sequence[Run]) -> list[str]:
             )
             start += " (no run logs a step 0; --base changes it)" if base is None else ""
         own = _runs_of(group, found, runs)
-        ends = {run.name: run.series[found.metric].steps[-1] for run in own}
-        if early := [name for name, end in ends.items() if end < max(ends.values())]:
-            some = shortened(", ".join(early), 200)
-            start += f"; runs end at steps {min(ends.values()):g} to {max(ends.values()):g}, and "
-            start += f"count with what they had then (before the last step: {some})"
-        if lost := [run.name for run in own if found.metric in run.lost]:
-            start += f"; {', '.join(lost)} end in NaN, and count as 0 or their lowest value"
+        start = "; ".join([start, *how_they_ended(own, found.metric)])
         of = [one for one in arms if one.verdict]
         words = [start, *(_sentence(one) for one in of if one.verdict.is_final)]
         if left := len(of) + 1 - len(words):

@@ -20,7 +20,9 @@ alone: `benjamini_hochberg` takes those of a page. Numbers that are not known ar
 """
 
 import csv
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,7 @@ from trl_ablate.study.report.curves import Run, planned_runs
 from trl_ablate.study.report.document import Document, Picture, Section, write_markdown, write_page
 from trl_ablate.study.report.effect_pictures import effect_pictures
 from trl_ablate.study.report.foreign_runs import metric_of, read_curves
-from trl_ablate.study.report.pictures import about_bands, draw_curves, sensitivity
+from trl_ablate.study.report.pictures import about_curves, draw_curves, sensitivity
 from trl_ablate.study.report.stats import Comparison, Interval
 from trl_ablate.study.report.xray_outcomes import xray_section
 from trl_ablate.study.runs import StudyRuns, analysis_of, up_to_next_look
@@ -95,12 +97,12 @@ def report_curves(
     curves: Path, out: Path, *, metric: str = EVAL_REWARD, reference: Sequence[Run] = ()
 ) -> list[Path]:
     """Write the report of published curves into `out`; the first run is the reference arm."""
-    runs = read_curves(curves)
+    runs = _as_long_as_the_longest(read_curves(curves))
     analysis = analyse(runs, metric_of(runs, metric, f"curves {curves}"))
     parameters = growth.parameters(analysis)
     parts = [
         verdicts.answer(analysis, None, differences_picture(analysis)),
-        *_numbers(analysis, reference),
+        *_numbers(analysis, reference, unit="steps"),
         growth.growth_table(parameters),
         verdicts.what_would_change(analysis),
         run_tables.runs_table(analysis),
@@ -112,20 +114,27 @@ def report_curves(
     return [*write_files(document, numbers, out), _write_runs(analysis, (), out)]
 
 
+def _as_long_as_the_longest(runs: Sequence[Run]) -> list[Run]:
+    """Others' runs, of which no plan is known: one that ends early keeps its last value."""
+    longest = max((run.last_step or 0 for run in runs), default=0)
+    return [replace(run, planned_steps=longest) for run in runs]
+
+
 def _numbers(
-    analysis: Analysis, reference: Sequence[Run], *, compared: bool = True
+    analysis: Analysis,
+    reference: Sequence[Run],
+    *,
+    compared: bool = True,
+    unit: str = "GRPO steps",
 ) -> list[Section]:
     """The curves and the tables; a factorial study compares no arms."""
-    about = (
-        f"{analysis.metric} against GRPO steps, and time or tokens, gradient norm, response length "
-        f"and entropy; lines are means over seeds{about_bands(analysis)}"
-    )
+    about = about_curves(analysis, unit)
     tables = [sections.arms_table]
     if analysis.judge == "two_part":
         tables = [sections.two_part_arms_table, sections.successes_table]
     elif compared:
         tables += [sections.comparisons_table, outcomes.outcomes_table, costs.costs_table]
-    curves = Picture("curves.png", draw_curves(analysis, reference), about)
+    curves = Picture("curves.png", draw_curves(analysis, reference, unit=unit), about)
     return [Section("Curves", [curves]), *(make(analysis) for make in tables)]
 
 
@@ -261,9 +270,8 @@ def numbers_of(
 def _expected(name: str, analysis: Analysis, plan: Plan | None) -> dict[str, Any]:
     if plan is None or name not in plan.expect:
         return {"expected": None, "agreement": None}
-    expected, found = plan.expect[name], verdicts.found_of(name, analysis)
-    agreement = verdicts.agreement(expected, found, analysis.margin)
-    return {"expected": expected, "agreement": agreement}
+    expected = plan.expect[name]
+    return {"expected": expected, "agreement": verdicts.as_expected(name, expected, analysis)}
 
 
 def _arm(found: Comparison, analysis: Analysis) -> dict[str, Any]:
@@ -273,8 +281,8 @@ def _arm(found: Comparison, analysis: Analysis) -> dict[str, Any]:
     numbers = {
         "verdict": found.verdict,
         "difference": of.mean,
-        "low": of.low,
-        "high": of.high,
+        "low": _finite(of.low),
+        "high": _finite(of.high),
         "pairs": found.n,
         "collapsed": [arm.collapsed, arm.ended],
         "equivalence_margin": analysis.margin,
@@ -287,6 +295,11 @@ def _arm(found: Comparison, analysis: Analysis) -> dict[str, Any]:
             "threshold": parts.threshold,
             "successes": shares and [shares.arm, shares.reference],
             "shares_p": shares and shares.p,
-            "all_runs": everyone and [everyone.difference, *everyone.interval(ALPHA)],
+            "all_runs": everyone and [everyone.difference, *map(_finite, everyone.interval(ALPHA))],
         }
     return numbers
+
+
+def _finite(limit: float | None) -> float | None:
+    """Runs that do not vary at all have an interval without limits, which JSON cannot hold."""
+    return limit if limit is not None and math.isfinite(limit) else None

@@ -129,7 +129,20 @@ def looks(names: Sequence[str]) -> dict[str, Look]:
 
 def about_bands(analysis: Analysis) -> str:
     """What the alternative text says of the bands, where there are any."""
-    return ", bands go from the lowest to the highest seed" * (len(analysis.arms) <= BANDS)
+    several = any(sum(run.counts for run in arm.runs) > 1 for arm in analysis.arms)
+    return ", bands go from the lowest to the highest seed" * (
+        several and len(analysis.arms) <= BANDS
+    )
+
+
+def about_curves(analysis: Analysis, unit: str) -> str:
+    """The alternative text of `draw_curves`."""
+    cost, costly = axis_of_cost(analysis.runs, analysis.metric)
+    arms = {arm.name: arm.runs for arm in analysis.arms}
+    against = unit + f" and {costly}" * bool(_lines(arms, analysis.metric, cost=cost))
+    below = [text.partition(" (")[0] for name, text in WATCHED.items() if _lines(arms, name)]
+    drawn = ", ".join([f"{analysis.metric} against {against}", *below])
+    return f"{drawn}; lines are means over seeds{about_bands(analysis)}"
 
 
 def draw_curves(

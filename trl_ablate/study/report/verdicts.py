@@ -12,6 +12,7 @@ from trl_ablate.study.planned import Plan, silent_differences
 from trl_ablate.study.report import outcomes
 from trl_ablate.study.report.analysis import Analysis, ArmResult
 from trl_ablate.study.report.document import Block, Columns, Items, Picture, Section, Text, table
+from trl_ablate.study.report.foreign_runs import how_they_ended
 from trl_ablate.study.report.numbers import (
     MIXED,
     NOTHING,
@@ -149,6 +150,11 @@ def caveats(analysis: Analysis, plan: Plan | None) -> list[str]:
     if missing := Counter(run.arm for run in analysis.runs if not run.counts):
         arms = ", ".join(f"{number} of {arm}" for arm, number in missing.items())
         notes.append(f"{missing.total()} of {len(analysis.runs)} runs have no outcome: {arms}.")
+    if plan is None:
+        known = [run for run in analysis.runs if analysis.metric in run.series]
+        notes += [
+            f"{text[0].upper()}{text[1:]}." for text in how_they_ended(known, analysis.metric)
+        ]
     lines = "lines of its metrics.jsonl are not logged rows and were skipped"
     notes += [f"{run.name}: {run.skipped} {lines}." for run in analysis.runs if run.skipped]
     return notes + [f"{sentence}." for sentence in (silent_differences(plan) if plan else ())]
@@ -277,33 +283,53 @@ def expectations(analysis: Analysis, plan: Plan) -> Section:
         return f"{words} ({difference(analysis.decisive[arm].difference)})"
 
     def came(arm: str) -> str:
-        return agreement(plan.expect[arm], found_of(arm, analysis), analysis.margin)
+        return as_expected(arm, plan.expect[arm], analysis)
 
     columns = [("arm", str), ("expected", expected), ("found", found), ("as expected", came)]
     note = "Expectations are written in the study file; 'open': the runs do not decide it."
     return table("Expected and found", plan.expect, columns, note, 4)
 
 
+FULFILS = {
+    Verdict.COLLAPSE: (Verdict.WORSE, Verdict.FAILS_MORE),
+    Verdict.FAILS_MORE: (Verdict.WORSE,),
+    Verdict.FAILS_LESS: (Verdict.BETTER,),
+}
+"""What is found, and which other expectations it fulfils."""
+
+
 def found_of(name: str, analysis: Analysis) -> Verdict | None:
     """The verdict of an arm, None of the reference; `collapse` where most runs of the arm did."""
     arm, comparison = analysis.arm(name), analysis.decisive.get(name)
-    if arm.collapsed > MOSTLY * arm.ended and not (comparison and comparison.two_part):
+    if _collapsed(arm) and not (comparison and comparison.two_part):
         return Verdict.COLLAPSE
     return comparison and comparison.verdict
 
 
+def _collapsed(arm: ArmResult) -> bool:
+    """Whether most of its runs did."""
+    return arm.collapsed > MOSTLY * arm.ended
+
+
+def as_expected(name: str, expected: Expectation | float, analysis: Analysis) -> str:
+    found = found_of(name, analysis)
+    if expected == "collapse" and found and found.is_final and _collapsed(analysis.arm(name)):
+        return "yes"  # judged in two parts, its verdict is another one
+    return agreement(expected, found, analysis.margin)
+
+
 def agreement(given: Expectation | float, found: Verdict | None, margin: float | None) -> str:
-    """To collapse or to fail more often is worse, and a difference within the margin is none."""
+    """A difference within the margin is none."""
     if not isinstance(given, (int, float)):
         wanted = EXPECTED[given]
     elif abs(given) < (margin or 0.0) or given == 0:
         wanted = Verdict.EQUIVALENT
     else:
         wanted = Verdict.BETTER if given > 0 else Verdict.WORSE
-    if found is Verdict.COLLAPSE:
-        return "yes" if wanted in (Verdict.COLLAPSE, Verdict.WORSE) else "no"
-    if found is wanted or (found, wanted) == (Verdict.FAILS_MORE, Verdict.WORSE):
+    if found is wanted or (found and wanted in FULFILS.get(found, ())):
         return "yes"
+    if found is Verdict.COLLAPSE:
+        return "no"
     if wanted is Verdict.COLLAPSE and found not in (Verdict.TOO_FEW, Verdict.UNDECIDED):
         return "no"  # most runs did not
     return "no" if found and found.is_final else "open"
