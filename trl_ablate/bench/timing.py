@@ -3,7 +3,8 @@ the table of medians and spreads that is printed and written as JSON.
 
 A position is one token of one row in one forward pass. With a backward pass, which takes twice the
 arithmetic, it counts as 3. Attention over long rows, the LM head and the optimizer are not in it,
-so that a time can be saved in another proportion.
+so that a time can be saved in another proportion. On a GPU, tokens that a recorded CUDA graph
+decodes are not counted.
 """
 
 import platform
