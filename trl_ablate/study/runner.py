@@ -25,13 +25,15 @@ POLL_SECONDS = 0.5
 
 @dataclass
 class Active:
-    """A run that this runner has started, and whether it was asked to save and end."""
+    """A run that this runner has started, when its record was written before that (None: it had
+    none), and whether it was asked to save and end."""
 
     run: PlannedRun
     process: Process
     lock: RunLock
     attempt: int
     slot: int
+    recorded_at: int | None
     asked: bool = False
 
 
@@ -166,9 +168,10 @@ class Runner:
         directory = self._store.directory(run.id, run.folder)
         words = [*run.words, self._taking_up(run.id)]
         job = Job(words, directory.path, log, lock.descriptor, away)
+        recorded_at = self._recorded_at(run.id)
         with held_back():  # else Ctrl-C could leave a run behind that nobody knows
             process = self._engine.start(job, slot)
-            self._active.append(Active(run, process, lock, attempt, slot))
+            self._active.append(Active(run, process, lock, attempt, slot, recorded_at))
         self._say(f"started {describe(run)}" + f", attempt {attempt}" * (attempt > 1))
 
     def _taking_up(self, run_id: str) -> str:
@@ -192,12 +195,17 @@ class Runner:
                 self._end(active.run, self._outcome.done)
                 self._say(f"{state.status} {describe(active.run)}")
             else:
-                reason = self._record_failure(active, state.reason if state.record else None)
+                is_new = self._recorded_at(active.run.id) != active.recorded_at
+                reason = self._record_failure(active, state.reason if is_new else None)
                 self._say(f"failed {describe(active.run)}: {reason}")
                 refused = active.process.poll() == REFUSED
                 attempt = self._attempts if refused else active.attempt
                 self._waiting.append((active.run, attempt + 1))
             active.lock.release()
+
+    def _recorded_at(self, run_id: str) -> int | None:
+        file = self._store.directory(run_id).run_file
+        return file.stat().st_mtime_ns if file.exists() else None
 
     def _record_failure(self, active: Active, known: str | None) -> str:
         """Record `failed` and the reason in the directory, as the process may not have done it."""
