@@ -40,9 +40,12 @@ def test_a_run_is_fetched_under_the_name_that_it_was_sent_with(tmp_path):
     one, engine = job(tmp_path), SimpleNamespace(answer=answer, download=download, name="modal")
     away = tmp_path / "run.away"
     away.write_text('{"call": "c", "folder": "former-1/0123"}')
+    one.directory.mkdir()
+    (one.directory / "notes.txt").write_text("mine")
     found: Any = engine
     assert DetachedProcess(replace(one, away=away), found).poll() == 1
-    assert (one.directory / "run.json").exists() and not away.exists()
+    assert {path.name for path in one.directory.iterdir()} == {"run.json", "notes.txt"}
+    assert not away.exists()
     assert one.log.read_text() == "trained\nmodal: TimeoutError: 24 hours are over\n"
 
 
@@ -65,6 +68,28 @@ def test_files_of_any_size_come_back_from_a_cluster(tmp_path, monkeypatch, asked
     found = {str(path.relative_to(one.directory)): path.read_text()
              for path in one.directory.rglob("*") if path.is_file()}  # fmt: skip
     assert found == {name: files[name] for name in files if asked or "checkpoint" not in name}
+
+
+@pytest.mark.parametrize("wrote", [True, False])
+def test_an_earlier_run_stays_until_a_cluster_sends_the_new_one(tmp_path, wrote):
+    """Also if that is refused and writes nothing; files of the user stay at any rate."""
+    ray = pytest.importorskip("trl_ablate.study.engines.ray", reason="ray is not installed")
+    one = job(tmp_path)
+    mine, weights = one.directory / "own" / "notes.txt", one.directory / "checkpoint-500" / "model"
+    for file in (mine, weights, one.directory / "run.json"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("{}")
+    results = ray.Results(one)
+    results.begin()
+    results.take((ray.LOG, b"error: no such profile\n"))
+    assert weights.exists()
+    if wrote:
+        results.take((ray.METRICS, b'{"step": 1}\n'))
+        assert not weights.exists() and RunDirectory(one.directory).read()["status"] == "running"
+        results.take(("./run.json", b'{"status": "finished"}'))
+    assert results.take(2) == 2
+    assert mine.exists() and weights.exists() is not wrote
+    assert RunDirectory(one.directory).read() == ({"status": "finished"} if wrote else {})
 
 
 def test_what_travels_is_the_package_as_it_is_installed(tmp_path):

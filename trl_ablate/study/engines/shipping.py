@@ -30,7 +30,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.named_code import one_line
 from trl_ablate.recipe.named_files import profile_file
 from trl_ablate.recipe.places import PACKAGE, SHIPPED
-from trl_ablate.run.directory import RunDirectory
+from trl_ablate.run.directory import MARK, RunDirectory
 from trl_ablate.run.folders import part_of, put_back, replace_folder
 from trl_ablate.run.identity import git_state
 from trl_ablate.run.json_files import read_object, write_json
@@ -129,6 +129,20 @@ def working(bundle: Bundle, home: Path, *, code: Path, cwd: Path) -> Iterator[Lo
         directory.update(git=bundle.git)
 
 
+def replace_run(run: RunDirectory) -> None:
+    """Replace an earlier run by what came of the new one, if it wrote anything. Files of the user
+    stay."""
+    part, written = part_of(run.path), {*run.entries(), run.path / MARK}
+    if not part.exists():
+        return
+    for file in [*run.path.rglob("*")]:
+        to, is_link = part / file.relative_to(run.path), file.is_symlink()
+        if (is_link or file.is_file()) and not written & {file, *file.parents} and not to.exists():
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, to, follow_symlinks=False)
+    replace_folder(run.path)
+
+
 def requirements(extra: str) -> list[str]:
     """The requirements of this package and of one of its extras, from its metadata."""
     found = [Requirement(line) for line in importlib.metadata.requires("trl-ablate") or []]
@@ -207,14 +221,14 @@ class DetachedProcess(Process):
         shutil.rmtree(scratch, ignore_errors=True)
         self._engine.download(self._call, self._folder, scratch)
         found = scratch / self._folder
-        (found / name).mkdir(parents=True, exist_ok=True)
         log = found / f"{name}.log"
         if log.exists():
             with self._job.log.open("ab") as ours:
                 ours.write(log.read_bytes())
-        (found / name).rename(part_of(directory))
-        replace_folder(directory)
-        shutil.rmtree(scratch)
+        if (found / name).exists():
+            (found / name).rename(part_of(directory))
+        replace_run(RunDirectory(directory))
+        shutil.rmtree(scratch, ignore_errors=True)
 
     def ask_to_end(self) -> None:
         """The call continues without the runner."""
