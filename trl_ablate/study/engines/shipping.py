@@ -173,6 +173,10 @@ class DetachedEngine(ABC):
     def download(self, call: str, folder: str, target: Path) -> None:
         """Copy a folder of the results to `target/folder`; one that is not there is empty."""
 
+    def is_passing(self, error: Exception) -> bool:
+        """Whether the service could not be asked now, so that the call is to be asked again."""
+        return isinstance(error, ConnectionError | TimeoutError)
+
     def start(self, job: Job, slot: int) -> "DetachedProcess":
         """Continue the run's existing call, or make one."""
         if not job.away.exists():
@@ -205,7 +209,12 @@ class DetachedProcess(Process):
             except Exception as error:  # the call failed, so it has ended, too
                 answer, reason = 1, f"{self._engine.name}: {one_line(error)}\n"
             if answer is not None:
-                self._fetch()
+                try:
+                    self._fetch()
+                except Exception as error:
+                    if self._engine.is_passing(error):
+                        return None  # the call is asked again later
+                    raise
                 with self._job.log.open("a", encoding="utf-8") as log:
                     log.write(reason)  # below what the run printed: the last line tells why
                 self._job.away.unlink()
