@@ -327,9 +327,11 @@ def clean(options: argparse.Namespace) -> None:
 
     runs = known_runs(options)
     found = find_rubbish(runs, checkpoints=options.checkpoints, results=options.results)
+    size = 0
     for rubbish in found:
-        gone = options.yes and remove(rubbish, runs.store)
+        kept = options.yes and not remove(rubbish, runs.store)
+        words = "removed" if options.yes else "would remove"
         for path in rubbish.paths:
-            console.print(f"{'removed' if gone else 'would remove'} {path}")
-    size = sum(rubbish.bytes for rubbish in found) / 2**30
-    console.print(f"{size:.2f} GiB" + ("" if options.yes else "; add --yes to remove it"))
+            console.print(f"{'kept (in use, or done by now)' if kept else words} {path}")
+        size += 0 if kept else rubbish.bytes
+    console.print(f"{size / 2**30:.2f} GiB" + ("" if options.yes else "; add --yes to remove it"))

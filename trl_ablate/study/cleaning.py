@@ -19,11 +19,13 @@ from trl_ablate.study.store import RunStore, bytes_in
 
 @dataclass(frozen=True)
 class Rubbish:
-    """Paths to remove, and the run whose lock must be held meanwhile."""
+    """Paths to remove, and the run whose lock must be held meanwhile; whether it was done when
+    they were listed."""
 
     run_id: str
     paths: tuple[Path, ...]
     bytes: int
+    is_done: bool
 
 
 def find_rubbish(
@@ -44,14 +46,18 @@ def find_rubbish(
             paths += sorted(directory.checkpoints())
         paths = tuple(filter(Path.exists, paths))
         if paths and state.status != "running":
-            found.append(Rubbish(run.id, paths, sum(map(bytes_in, paths))))
+            found.append(Rubbish(run.id, paths, sum(map(bytes_in, paths)), state.done))
     return found
 
 
 def remove(rubbish: Rubbish, store: RunStore) -> bool:
-    """Remove the paths; False if a process has started to use the run in the meantime."""
+    """Remove the paths; False if a process has started to use the run, or has finished it, in the
+    meantime."""
     lock = store.lock(rubbish.run_id)
     if not lock.acquire():
+        return False
+    if store.state_unlocked(rubbish.run_id).done and not rubbish.is_done:
+        lock.release()
         return False
     for path in rubbish.paths:
         if path.is_dir() and not path.is_symlink():

@@ -10,6 +10,7 @@ from io import StringIO
 import pytest
 
 from tests.support.synthetic_study import make_plan, write_run
+from trl_ablate.cli import study
 from trl_ablate.cli.engines import engines
 from trl_ablate.cli.study import chosen, main
 from trl_ablate.cli.study_runs import ended
@@ -121,6 +122,28 @@ def test_a_missing_extra_is_named_with_its_command(tmp_path, capsys, monkeypatch
         assert capsys.readouterr().err == (
             "error: --engine modal: there is no module 'modal'; pip install 'trl-ablate[modal]'\n"
         )
+
+
+def test_clean_says_what_it_removes_and_counts_that_alone(tmp_path, capsys, monkeypatch):
+    plan, store = make_plan({"a": {"top": 0.8}}), RunStore(tmp_path)
+    monkeypatch.setattr(study, "known_runs", lambda options: StudyRuns(plan, store))
+    used, *_ = (write_run(store, run, {}, iter([]), status="failed") for run in plan.arms[0].runs)
+    (used.path / "checkpoint-5").mkdir()
+    with (used.path / "checkpoint-5" / "model").open("wb") as file:
+        file.truncate(2**30)
+    lock, words = store.lock(used.path.name), ["clean", "abl", "--runs", str(tmp_path)]
+
+    def said() -> str:
+        assert main(words) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    assert lock.acquire()
+    monkeypatch.setattr(RunStore, "_in_use", lambda *_: False)  # not yet when they are listed
+    assert said().count("would remove") == 3
+    words.append("--yes")
+    printed = said()
+    assert [printed.count(each) for each in ("removed", "kept (in use")] == [2, 1]
+    assert printed.endswith("0.00 GiB") and used.path.exists()
 
 
 def test_the_next_command_is_of_the_same_runs(tmp_path, capsys):

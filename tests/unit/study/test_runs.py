@@ -95,6 +95,9 @@ def test_cleaning_keeps_results_and_what_others_need(tmp_path):
     lock = store.lock(failed.id)
     assert lock.acquire() and not remove(rubbish, store)  # another process uses it
     lock.release()
+    store.directory(failed.id).update(status="finished", reason=None)
+    assert not remove(rubbish, store)  # it was done again
+    store.directory(failed.id).update(status="failed")
     assert remove(rubbish, store) and store.state(failed.id).status == "to do"
 
 
