@@ -18,7 +18,7 @@ from trl_ablate.run.termination import Terminated, held_back
 from trl_ablate.study.engines import Engine, Job, Process
 from trl_ablate.study.planned import PlannedRun, in_order
 from trl_ablate.study.runs import StudyRuns, next_runs
-from trl_ablate.study.store import RunLock
+from trl_ablate.study.store import RunLock, State
 
 POLL_SECONDS = 0.5
 
@@ -142,9 +142,9 @@ class Runner:
                 else:
                     self._say(f"{describe(run)} is held by another runner; skipped")
                 continue
-            done = self._store.state_unlocked(run.id).done  # it stays so while the lock is held
-            if done or attempt > self._attempts:
-                self._end(run, self._outcome.done if done else self._outcome.failed)
+            state = self._store.state_unlocked(run.id)  # it stays so while the lock is held
+            if state.done or state.damaged or attempt > self._attempts:
+                self._end(run, self._outcome.done if state.done else self._outcome.failed)
                 lock.release()
                 continue
             try:
@@ -195,8 +195,7 @@ class Runner:
                 self._end(active.run, self._outcome.done)
                 self._say(f"{state.status} {describe(active.run)}")
             else:
-                is_new = self._recorded_at(active.run.id) != active.recorded_at
-                reason = self._record_failure(active, state.reason if is_new else None)
+                reason = state.reason if state.damaged else self._record_failure(active, state)
                 self._say(f"failed {describe(active.run)}: {reason}")
                 refused = active.process.poll() == REFUSED
                 attempt = self._attempts if refused else active.attempt
@@ -207,10 +206,12 @@ class Runner:
         file = self._store.directory(run_id).run_file
         return file.stat().st_mtime_ns if file.exists() else None
 
-    def _record_failure(self, active: Active, known: str | None) -> str:
+    def _record_failure(self, active: Active, state: State) -> str:
         """Record `failed` and the reason in the directory, as the process may not have done it."""
         code, run = active.process.poll() or 0, active.run
         ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        is_new = self._recorded_at(run.id) != active.recorded_at
+        known = state.reason if is_new else None  # else it is that of an earlier attempt
         reason = known or f"{ended}; {last_line(self._store.log(run.id))}"
         directory = self._store.directory(run.id, run.folder)
         directory.path.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.directory import INTERRUPTED, RunDirectory
 from trl_ablate.run.identity import portable
 from trl_ablate.run.json_files import is_named, read_object
@@ -46,6 +47,11 @@ class State:
     @property
     def done(self) -> bool:
         return self.status in DONE
+
+    @property
+    def damaged(self) -> bool:
+        """Whether its files cannot be read. It may have finished, so nothing replaces it."""
+        return self.status == "failed" and not self.record
 
 
 def id_of(folder: str) -> str:
@@ -153,15 +159,25 @@ class RunStore:
         return state
 
     def state_unlocked(self, run_id: str) -> State:
-        """The state for a caller that holds the lock, so that no other process uses the run."""
+        """The state for a caller that holds the lock, so that no other process uses the run. One
+        whose files cannot be read has failed; so other runs go on."""
+        try:
+            return self._recorded(run_id)
+        except ConfigurationError as error:
+            what, folder = str(error).rpartition("; ")[0], self.directory(run_id).path
+            remedy = f"restore it, or remove the folder {folder} to do the run anew"
+            return State("failed", f"{what}; {remedy}", {})
+
+    def _recorded(self, run_id: str) -> State:
         directory = self.directory(run_id)
         if not directory.run_file.exists():
             return State("to do", None, {})
         record = directory.read()
         status, reason = record.get("status"), record.get("reason")
+        is_another = not self.is_what_it_is_called(run_id)
         if status != "failed" and (status not in DONE or reason in INTERRUPTED):
             return State("interrupted", reason, record)
-        if status != "failed" and not self.is_what_it_is_called(run_id):
+        if status != "failed" and is_another:
             return State("to do", "its folder contains a run with other settings", record)
         return State(status, reason, record)
 
