@@ -79,7 +79,7 @@ def _named_elsewhere(runs: StudyRuns) -> set[str]:
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ConfigurationError(
                 f"{file} cannot be read, so that the runs it shares with {plan.study} are not "
-                f"known; make it anew with `trl-ablate study plan {file.stem}`, or remove it"
+                "known; make it anew with `trl-ablate study plan` of its study, or remove it"
             ) from error
     return named
 

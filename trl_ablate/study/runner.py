@@ -6,6 +6,7 @@ other runs continue. A run that is refused would be refused again, and is not re
 """
 
 import math
+import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Container
@@ -158,9 +159,10 @@ class Runner:
         if away.exists():
             (there,) = self._store.away_by_engine([run.id])
             if there != self._engine.name:  # which alone can continue it
+                words = [self._plan.path or self._plan.study, "--runs", str(self._store.path)]
                 raise ConfigurationError(
                     f"{describe(run)} is at {there}; collect it with `trl-ablate study fetch "
-                    f"{self._plan.study}`, or remove {away} to start it anew"
+                    f"{shlex.join(words)}`, or remove {away} to start it anew"
                 )
         log = self._store.log(run.id)
         with log.open("a", encoding="utf-8") as file:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 
 from tests.support.synthetic_study import make_plan, write_run
+from trl_ablate.errors import ConfigurationError
+from trl_ablate.run.json_files import write_json
 from trl_ablate.run.termination import Terminated, Termination
 from trl_ablate.study import runner
 from trl_ablate.study.runner import Runner
@@ -64,6 +67,18 @@ def test_the_reason_is_that_of_this_attempt(tmp_path, is_new, reason):
     engine: Any = SimpleNamespace(start=start, slots=1, in_place=True)
     assert Runner(StudyRuns(plan, store), engine).run().failed == [run.id]
     assert store.state(run.id).reason == reason
+
+
+def test_a_run_that_is_elsewhere_is_collected_by_a_command_that_works(tmp_path):
+    plan = replace(make_plan({"a": {"top": 0.8}}, seeds=[0]), path="my studies/study.yaml")
+    store = RunStore(tmp_path / "my runs")
+    store.path.mkdir()
+    write_json(store.away(*plan.runs()), {"engine": "modal", "call": "c", "folder": "f"})
+    engine: Any = SimpleNamespace(slots=1, name="local", in_place=True)
+    with pytest.raises(ConfigurationError) as raised:
+        Runner(StudyRuns(plan, store), engine).run()
+    command = f"trl-ablate study fetch 'my studies/study.yaml' --runs '{store.path}'"
+    assert f"`{command}`" in str(raised.value)
 
 
 def started_while(tmp_path, *numbers: int) -> list[str]:
