@@ -178,13 +178,15 @@ def ended(study: str, runs: "StudyRuns", outcome: "Outcome", *, by_looks: bool =
 
     runs = runs.again()
     console.print(grid(runs))
-    if outcome.failed:
-        _print_failed(runs, outcome.failed)
-        return FAILED
-    if any(runs.store.away(run_id).exists() for run_id in outcome.left):
+    are_away = any(runs.store.away(run_id).exists() for run_id in outcome.left)
+    if are_away:
         console.print(
             f"runs continue on the service; collect them with: trl-ablate study fetch {study}"
         )
+    if outcome.failed:
+        _print_failed(runs, outcome.failed)
+        return FAILED
+    if are_away:
         return DONE
     if outcome.left:
         return _limit_reached()

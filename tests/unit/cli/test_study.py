@@ -14,6 +14,7 @@ from trl_ablate.cli import study
 from trl_ablate.cli.engines import engines
 from trl_ablate.cli.study import chosen, main
 from trl_ablate.cli.study_runs import ended
+from trl_ablate.run.json_files import write_json
 from trl_ablate.study.runner import Outcome
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
@@ -159,6 +160,18 @@ def test_the_next_command_is_of_the_same_runs(tmp_path, capsys):
         assert words.endswith(f"--runs {tmp_path} --profile own.yaml")
         write_run(store, run, {"top": 0.8}, iter([{"step": 1, "eval_rewards": 0.1}]))
     assert "no finished run has logged eval_reward; did you mean 'eval_rewards'?" in said()
+
+
+def test_runs_that_go_on_elsewhere_are_named_beside_those_that_failed(tmp_path, capsys):
+    plan, store = make_plan({"a": {"top": 0.8}}, seeds=[0, 1]), RunStore(tmp_path)
+    failed, left = plan.arms[0].runs
+    write_run(store, failed, {}, iter([]), status="failed", reason="no luck")
+    write_json(store.away(left.id), {"engine": "modal", "call": "c", "folder": "f"})
+    outcome = Outcome(failed=[failed.id], left=[left.id])
+    assert ended("abl", StudyRuns(plan, store), outcome) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "failed: no luck" in printed
+    assert "runs continue on the service; collect them with: trl-ablate study fetch abl" in printed
 
 
 def test_a_plan_with_looks_has_a_best_and_a_worst_case(tmp_path, capsys):
