@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from trl_ablate.cli.engines import EngineOf
 from trl_ablate.cli.imports import to_keep
 from trl_ablate.cli.terminal import console, table
 from trl_ablate.recipe.places import AS_ASKED, SUFFIXES, study_path
+from trl_ablate.study.questions_list import LIST
 
 if TYPE_CHECKING:
     from trl_ablate.study.definition import Study
@@ -163,7 +165,9 @@ def run_all(
     if outcome.left:
         return _limit_reached()
     _print_failed(studies[0], outcome.failed)
-    console.print(f"done; next: trl-ablate findings --runs {options.runs}")
+    own = [] if options.all == LIST else [str(options.all)]
+    words = ["trl-ablate", "findings", *own, "--runs", str(options.runs)]
+    console.print(f"done; next: {shlex.join(words)}")
     return FAILED if outcome.failed else DONE
 
 
