@@ -5,6 +5,7 @@ import os
 import shlex
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,7 +49,8 @@ def resolve(
     plan = resolve_plan(study, to_run=to_run)
     saved = saved_profile(study, store.plans)
     if starts or saved == study.profile or saved is profile is None:
-        save_plan(plan, study, store.plans)
+        with nullcontext() if starts else suppress(OSError):  # who only reads may have no right to
+            save_plan(plan, study, store.plans)
     return StudyRuns(plan, store)
 
 

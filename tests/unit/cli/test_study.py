@@ -1,11 +1,13 @@
 """`trl-ablate study`: what it prints and refuses, without starting a run."""
 
+import errno
 import re
 import sys
 from argparse import Namespace
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from io import StringIO
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,6 +17,7 @@ from trl_ablate.cli.engines import engines
 from trl_ablate.cli.study import chosen, main
 from trl_ablate.cli.study_runs import ended
 from trl_ablate.run.json_files import write_json
+from trl_ablate.study import planned
 from trl_ablate.study.runner import Outcome
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
@@ -102,6 +105,15 @@ def test_another_profile_reaches_slurms_tasks_and_a_plan_under_it_is_not_kept(
     assert f"{' '.join(other)} --retries 1 --only" in capsys.readouterr().out
     after = kept.read_bytes()
     assert after != before and main(["plan", *where]) == 0 and kept.read_bytes() == after
+
+
+def test_what_only_reads_keeps_no_plan_where_it_cannot(tmp_path, where, capsys, monkeypatch):
+    refuse = Mock(side_effect=OSError(errno.EROFS, "Read-only file system", "runs"))
+    monkeypatch.setattr(planned, "save_plan", refuse)
+    where = [where[0], "--runs", str(tmp_path)]
+    assert main(["status", *where]) == 0 and "seed 1" in capsys.readouterr().out
+    assert main(["run", *where, "--engine", "slurm"]) == 2
+    assert "runs is on a read-only file system" in capsys.readouterr().err
 
 
 def test_a_list_has_an_engine_for_each_kind_of_run():
