@@ -204,7 +204,8 @@ def only_of(options: argparse.Namespace, runs: "StudyRuns") -> list[str] | None:
         runs.check_has_looks()
         return runs.of_pass(True)
     if options.only and options.only not in runs.plan.runs():
-        meant = nearest(options.only, runs.plan.runs())
+        ids = [*runs.plan.runs()]
+        meant = nearest(options.only, ids, f"name one by its id, such as {ids[0]}")
         raise ConfigurationError(f"--only {options.only}: the study has no such run{meant}")
     return [options.only] if options.only else None
 

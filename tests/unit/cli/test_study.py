@@ -61,6 +61,7 @@ def test_a_slurm_job_is_printed_and_its_runs_are_the_studys(capsys, printed, whe
     ("words", "sentence"),
     [
         (["--only", "{run}9"], "--only {run}9: the study has no such run; did you mean '{run}'?"),
+        (["--only", "x"], "has no such run; name one by its id, such as {run}"),
         (["--submit"], "--submit does not apply to --engine local; use it with --engine slurm"),
         (["--cpus_per_run", "2", "--engine=slurm", "--keep_checkpoints"],
          "--keep_checkpoints does not apply to --engine slurm; use it with --engine ray or modal "
