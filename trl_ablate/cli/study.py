@@ -38,6 +38,11 @@ CODES = {
 }
 OF_ONE_STUDY = ("only", "detach", "xray", "probe", "profile", "price_per_hour")
 """Options that do not go with --all."""
+WITHOUT_LIMIT = {
+    "ray": "leave it out: of a run that is stopped there, nothing is kept",
+    "slurm": "set SBATCH_TIMELIMIT",
+}
+"""Engines that refuse --max_hours, and what to do instead."""
 
 JOBS = option(
     "--jobs", metavar="N", type=at_least(1),
@@ -162,6 +167,11 @@ def plan(options: argparse.Namespace) -> None:
 def run(options: argparse.Namespace) -> int | None:
     check_engine(options)
     check_one(options)
+    if options.max_hours is not None and options.engine in WITHOUT_LIMIT:
+        raise ConfigurationError(
+            f"--max_hours does not apply to --engine {options.engine}; "
+            f"{WITHOUT_LIMIT[options.engine]}"
+        )
     Termination().listen()  # SIGTERM stops the study and its runs as Ctrl-C does; the runs save
     if options.all:
         engine_of = engines(options.engine, options)
@@ -213,10 +223,6 @@ def only_of(options: argparse.Namespace, runs: "StudyRuns") -> list[str] | None:
 def run_on_slurm(options: argparse.Namespace, runs: "StudyRuns", only: list[str] | None) -> None:
     from trl_ablate.study.engines import slurm
 
-    if options.max_hours is not None:
-        raise ConfigurationError(
-            "--max_hours does not apply to --engine slurm; set SBATCH_TIMELIMIT"
-        )
     ids = [run for run in runs.to_start if only is None or run in only]
     if not ids:
         console.print("nothing to do")

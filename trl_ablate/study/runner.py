@@ -52,7 +52,8 @@ class Runner:
 
     Args:
         retries: how often a failed run is retried.
-        max_hours: wall-clock hours after which runs save and stop; they can be resumed later.
+        max_hours: wall-clock hours after which runs save and stop, and can be resumed later; on a
+            service they go on.
         stay: True: wait until all runs have ended. False: collect ended runs, start new ones and
             return, for engines whose runs then continue without this process.
         only: ids of the runs to do; those that another process holds are skipped. None: do all
@@ -92,7 +93,9 @@ class Runner:
         try:
             while self._plan_more() or self._waiting or self._active:
                 if time.monotonic() >= self._until:
-                    self._say("time limit reached: the runs save and stop")
+                    here = self._engine.in_place
+                    words = "save and stop" if here else "go on where they are"
+                    self._say(f"time limit reached: the runs {words}")
                     self._ask_to_save()
                     break
                 self._take_in()

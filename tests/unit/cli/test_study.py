@@ -76,6 +76,8 @@ def test_a_slurm_job_is_printed_and_its_runs_are_the_studys(capsys, printed, whe
          "node, with --ray_address auto and no RAY_ADDRESS"),
         (["--engine", "slurm", "--max_hours", "2"],
          "--max_hours does not apply to --engine slurm; set SBATCH_TIMELIMIT"),
+        (["--engine", "ray", "--max_hours", "2"],
+         "--max_hours does not apply to --engine ray; leave it out: of a run that is stopped"),
         (["--engine", "slurm", "--profile", "auto"],
          "give --profile, for the machines that train"),
         (["--until", "decided"], "its seeds are fixed, so --until decided has nothing to add"),

@@ -37,12 +37,15 @@ def running(asked: list[str]) -> SimpleNamespace:
     )
 
 
-def test_at_the_time_limit_runs_save(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("here", "words"), [(True, "save and stop"), (False, "go on where")])
+def test_at_the_time_limit_runs_save_or_go_on_elsewhere(tmp_path, monkeypatch, here, words):
     monkeypatch.setattr(runner, "POLL_SECONDS", 0.0)
     plan, called = make_plan({"a": {"top": 0.8}}, seeds=[0]), []
     process = running(called)
-    engine: Any = SimpleNamespace(start=lambda job, slot: process, slots=1, in_place=True)
-    outcome = Runner(StudyRuns(plan, RunStore(tmp_path)), engine, max_hours=1e-4).run()
+    engine: Any = SimpleNamespace(start=lambda job, slot: process, slots=1, in_place=here)
+    runs, said = StudyRuns(plan, RunStore(tmp_path)), []
+    outcome = Runner(runs, engine, max_hours=1e-4, say=said.append).run()
+    assert said[-1].startswith(f"time limit reached: the runs {words}")
     assert called == ["ask_to_save", "end"] and outcome.left == [*plan.runs()]
 
 
