@@ -140,7 +140,7 @@ class Runner:
                 return
             run, attempt = self._waiting.popleft()
             lock = self._store.lock(run.id)
-            if not lock.acquire():
+            if not lock.acquire(tries=1 if self._waits_for_others else 3):
                 if self._waits_for_others:
                     self._waiting.append((run, attempt))
                 else:

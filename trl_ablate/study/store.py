@@ -32,6 +32,7 @@ DONE: tuple[Status, ...] = ("finished", "stopped")
 
 FOLDER = re.compile(r"\.?(?P<name>(?:.+-)?(?P<id>[0-9a-f]{10}-seed-?\d+))(?:\.old)?")
 """A run's folder, or what is left of it if a kill came while it was replaced (see `folders`)."""
+SECONDS_OF_A_LOOK = 0.05
 CLOCK_TICK = 100_000_000
 """Nanoseconds in which two changes of a folder can have the same time."""
 
@@ -79,8 +80,17 @@ class RunLock:
         assert self._descriptor is not None, f"{self._path} is not held"
         return self._descriptor
 
-    def acquire(self) -> bool:
-        """Whether this process now holds it."""
+    def acquire(self, *, tries: int = 3) -> bool:
+        """Whether this process now holds it. A look at the run (`RunStore.state`) also holds it for
+        a moment, so one try says little."""
+        while not self._try():
+            tries -= 1
+            if not tries:
+                return False
+            time.sleep(SECONDS_OF_A_LOOK)
+        return True
+
+    def _try(self) -> bool:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -90,7 +100,7 @@ class RunLock:
             return False
         if not is_named(descriptor, self._path):  # cleaning up has removed it
             os.close(descriptor)
-            return self.acquire()
+            return self._try()
         self._descriptor = descriptor
         return True
 
