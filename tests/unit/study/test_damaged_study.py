@@ -79,8 +79,9 @@ def test_a_record_of_another_shape_is_one_sentence_or_a_run_to_do(study, report)
         for content in NO_OBJECTS:
             file.write_text(content)
             state = study.store.state(run)
-            assert state.damaged and name in state.reason and "\n" not in state.reason, content[:40]
-            assert state.reason.endswith(f"or remove the folder {file.parent} to do the run anew")
+            reason = state.reason or ""
+            assert state.damaged and name in reason and "\n" not in reason, content[:40]
+            assert reason.endswith(f"or remove the folder {file.parent} to do the run anew")
         report()
         file.write_text(whole)
 
