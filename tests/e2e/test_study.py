@@ -28,7 +28,7 @@ from tests.support.synthetic_study import METRIC, make_plan
 from tests.support.tuned_study import tuned_plan
 from trl_ablate.cli.study import main
 from trl_ablate.run.directory import INTERRUPTED, RunDirectory
-from trl_ablate.study.engines import local
+from trl_ablate.study.engines import Job, local
 from trl_ablate.study.engines.local import LocalEngine, LocalProcess, free_gpus, make
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.analysis import analyse
@@ -139,9 +139,16 @@ def test_free_gpus_are_those_that_nobody_uses(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert free_gpus() == ["0", "2", "3"]
-    assert LocalEngine(on_gpu=True).slots == 3
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
-    assert free_gpus() == ["2"]
+    asked = "import os; print(*map(os.getenv, ('CUDA_DEVICE_ORDER', 'CUDA_VISIBLE_DEVICES')))"
+    engine = LocalEngine(on_gpu=True, command=(sys.executable, "-c", asked))
+    assert engine.slots == 3
+    with (tmp_path / "lock").open("w") as lock:
+        job = Job((), tmp_path, tmp_path / "log", lock.fileno(), tmp_path / "away")
+        assert engine.start(job, 1).wait() == 0
+    assert job.log.read_text().startswith("PCI_BUS_ID 2")
+    for visible in ("1,2", "2, 1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert free_gpus() == ["2"]
     fake.write_text("#!/bin/sh\nexit 9\n")
     assert free_gpus() == [] and LocalEngine(on_gpu=True).slots == 1
 

@@ -39,7 +39,8 @@ def test_the_function_does_a_run_anew_and_says_of_which_code(tmp_path, monkeypat
 def test_a_service_that_stumbles_is_asked_again(monkeypatch):
     stumbles = Mock(side_effect=modal.exception.InternalError("try again"))
     monkeypatch.setattr(modal.FunctionCall, "from_id", stumbles)
-    assert ModalEngine.__new__(ModalEngine).answer("fc-1") is None
+    one = ModalEngine.__new__(ModalEngine)
+    assert one.answer("fc-1") is None and one.is_passing(stumbles.side_effect)
 
 
 @pytest.mark.parametrize("asked", [False, True])

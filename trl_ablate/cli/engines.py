@@ -45,7 +45,8 @@ OPTIONS: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {
     },
     ("modal", "hf_jobs"): {
         "detach": {"action": "store_true",
-                   "help": "exit when all runs have started; collect with fetch"},
+                   "help": "exit when the runs have started, with --jobs so many of them; collect "
+                   "with fetch"},
     },
     ("slurm",): {
         "submit": {"action": "store_true",

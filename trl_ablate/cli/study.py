@@ -38,6 +38,11 @@ CODES = {
 }
 OF_ONE_STUDY = ("only", "detach", "xray", "probe", "profile", "price_per_hour")
 """Options that do not go with --all."""
+WITHOUT_LIMIT = {
+    "ray": "leave it out: of a run that is stopped there, nothing is kept",
+    "slurm": "set SBATCH_TIMELIMIT",
+}
+"""Engines that refuse --max_hours, and what to do instead."""
 
 JOBS = option(
     "--jobs", metavar="N", type=at_least(1),
@@ -162,6 +167,11 @@ def plan(options: argparse.Namespace) -> None:
 def run(options: argparse.Namespace) -> int | None:
     check_engine(options)
     check_one(options)
+    if options.max_hours is not None and options.engine in WITHOUT_LIMIT:
+        raise ConfigurationError(
+            f"--max_hours does not apply to --engine {options.engine}; "
+            f"{WITHOUT_LIMIT[options.engine]}"
+        )
     Termination().listen()  # SIGTERM stops the study and its runs as Ctrl-C does; the runs save
     if options.all:
         engine_of = engines(options.engine, options)
@@ -204,7 +214,8 @@ def only_of(options: argparse.Namespace, runs: "StudyRuns") -> list[str] | None:
         runs.check_has_looks()
         return runs.of_pass(True)
     if options.only and options.only not in runs.plan.runs():
-        meant = nearest(options.only, runs.plan.runs())
+        ids = [*runs.plan.runs()]
+        meant = nearest(options.only, ids, f"name one by its id, such as {ids[0]}")
         raise ConfigurationError(f"--only {options.only}: the study has no such run{meant}")
     return [options.only] if options.only else None
 
@@ -212,10 +223,6 @@ def only_of(options: argparse.Namespace, runs: "StudyRuns") -> list[str] | None:
 def run_on_slurm(options: argparse.Namespace, runs: "StudyRuns", only: list[str] | None) -> None:
     from trl_ablate.study.engines import slurm
 
-    if options.max_hours is not None:
-        raise ConfigurationError(
-            "--max_hours does not apply to --engine slurm; set SBATCH_TIMELIMIT"
-        )
     ids = [run for run in runs.to_start if only is None or run in only]
     if not ids:
         console.print("nothing to do")
@@ -327,9 +334,11 @@ def clean(options: argparse.Namespace) -> None:
 
     runs = known_runs(options)
     found = find_rubbish(runs, checkpoints=options.checkpoints, results=options.results)
+    size = 0
     for rubbish in found:
-        gone = options.yes and remove(rubbish, runs.store)
+        kept = options.yes and not remove(rubbish, runs.store)
+        words = "removed" if options.yes else "would remove"
         for path in rubbish.paths:
-            console.print(f"{'removed' if gone else 'would remove'} {path}")
-    size = sum(rubbish.bytes for rubbish in found) / 2**30
-    console.print(f"{size:.2f} GiB" + ("" if options.yes else "; add --yes to remove it"))
+            console.print(f"{'kept (in use, or done by now)' if kept else words} {path}")
+        size += 0 if kept else rubbish.bytes
+    console.print(f"{size / 2**30:.2f} GiB" + ("" if options.yes else "; add --yes to remove it"))

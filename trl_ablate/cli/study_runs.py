@@ -2,8 +2,10 @@
 
 import argparse
 import os
+import shlex
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +15,7 @@ from trl_ablate.cli.engines import EngineOf
 from trl_ablate.cli.imports import to_keep
 from trl_ablate.cli.terminal import console, table
 from trl_ablate.recipe.places import AS_ASKED, SUFFIXES, study_path
+from trl_ablate.study.questions_list import LIST
 
 if TYPE_CHECKING:
     from trl_ablate.study.definition import Study
@@ -46,7 +49,8 @@ def resolve(
     plan = resolve_plan(study, to_run=to_run)
     saved = saved_profile(study, store.plans)
     if starts or saved == study.profile or saved is profile is None:
-        save_plan(plan, study, store.plans)
+        with nullcontext() if starts else suppress(OSError):  # who only reads may have no right to
+            save_plan(plan, study, store.plans)
     return StudyRuns(plan, store)
 
 
@@ -163,7 +167,9 @@ def run_all(
     if outcome.left:
         return _limit_reached()
     _print_failed(studies[0], outcome.failed)
-    console.print(f"done; next: trl-ablate findings --runs {options.runs}")
+    own = [] if options.all == LIST else [str(options.all)]
+    words = ["trl-ablate", "findings", *own, "--runs", str(options.runs)]
+    console.print(f"done; next: {shlex.join(words)}")
     return FAILED if outcome.failed else DONE
 
 
@@ -178,13 +184,15 @@ def ended(study: str, runs: "StudyRuns", outcome: "Outcome", *, by_looks: bool =
 
     runs = runs.again()
     console.print(grid(runs))
-    if outcome.failed:
-        _print_failed(runs, outcome.failed)
-        return FAILED
-    if any(runs.store.away(run_id).exists() for run_id in outcome.left):
+    are_away = any(runs.store.away(run_id).exists() for run_id in outcome.left)
+    if are_away:
         console.print(
             f"runs continue on the service; collect them with: trl-ablate study fetch {study}"
         )
+    if outcome.failed:
+        _print_failed(runs, outcome.failed)
+        return FAILED
+    if are_away:
         return DONE
     if outcome.left:
         return _limit_reached()

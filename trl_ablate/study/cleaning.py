@@ -19,11 +19,13 @@ from trl_ablate.study.store import RunStore, bytes_in
 
 @dataclass(frozen=True)
 class Rubbish:
-    """Paths to remove, and the run whose lock must be held meanwhile."""
+    """Paths to remove, and the run whose lock must be held meanwhile; whether it was done when
+    they were listed."""
 
     run_id: str
     paths: tuple[Path, ...]
     bytes: int
+    is_done: bool
 
 
 def find_rubbish(
@@ -31,27 +33,32 @@ def find_rubbish(
 ) -> list[Rubbish]:
     """The paths for `clean` to remove: probes, and folders and logs of failed or interrupted runs.
     With `checkpoints`, also numbered checkpoints of finished runs; with `results`, also finished
-    runs. Files of the user in the folder of a run stay."""
+    runs, and those whose files cannot be read. Files of the user in the folder of a run stay."""
     store, found = runs.store, []
     shared = _named_elsewhere(runs)
     for run in runs.plan.runs().values():
         state, directory = runs.states[run.id], store.directory(run.id)
         paths = [store.directory(probe_name(run)).path]
-        leftover = state.status in ("interrupted", "failed", "to do")
-        if (leftover or (results and state.done)) and run.id not in shared:
+        has_result = state.done or state.damaged
+        leftover = state.status in ("interrupted", "failed", "to do") and not has_result
+        if (leftover or (results and has_result)) and run.id not in shared:
             paths += [*written_by(directory), store.log(run.id)]
         elif checkpoints and state.done:
             paths += sorted(directory.checkpoints())
         paths = tuple(filter(Path.exists, paths))
         if paths and state.status != "running":
-            found.append(Rubbish(run.id, paths, sum(map(bytes_in, paths))))
+            found.append(Rubbish(run.id, paths, sum(map(bytes_in, paths)), state.done))
     return found
 
 
 def remove(rubbish: Rubbish, store: RunStore) -> bool:
-    """Remove the paths; False if a process has started to use the run in the meantime."""
+    """Remove the paths; False if a process has started to use the run, or has finished it, in the
+    meantime."""
     lock = store.lock(rubbish.run_id)
     if not lock.acquire():
+        return False
+    if store.state_unlocked(rubbish.run_id).done and not rubbish.is_done:
+        lock.release()
         return False
     for path in rubbish.paths:
         if path.is_dir() and not path.is_symlink():
@@ -72,7 +79,7 @@ def _named_elsewhere(runs: StudyRuns) -> set[str]:
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ConfigurationError(
                 f"{file} cannot be read, so that the runs it shares with {plan.study} are not "
-                f"known; make it anew with `trl-ablate study plan {file.stem}`, or remove it"
+                "known; make it anew with `trl-ablate study plan` of its study, or remove it"
             ) from error
     return named
 

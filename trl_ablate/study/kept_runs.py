@@ -127,7 +127,8 @@ def restore(
     runs, restored = kept(file), []
     for run_id in sorted(wanted.keys() & runs.keys()):
         lock = store.lock(run_id)
-        status = store.state(run_id).status
+        state = store.state(run_id)
+        status = state.status
         run = store.directory(run_id, wanted[run_id].folder)
         has, rows = [*run.metrics()] if status in DONE else [], runs[run_id].rows
         if status in DONE and (_logs(has, study.plan) or not _logs(rows, study.plan)):
@@ -135,6 +136,9 @@ def restore(
         if status == "running" or not lock.acquire():
             continue
         try:
+            if state.damaged:
+                say(f"{state.reason}: not restored")
+                continue
             if any(run.path.glob("checkpoint*")) or written_by(run) != [run.path]:
                 say(f"{run.path} has checkpoints or files of yours: not restored; remove it first")
                 continue

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import zip_longest
 from statistics import mean
 
@@ -10,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.untrusted import FirstThatFits
 from trl_ablate.study.expected_hours import PROBE_STEPS, Estimate, Share, total_of
 from trl_ablate.study.factors import Design, alias_lines, level_text, relation_text
@@ -226,12 +228,28 @@ def grid(runs: StudyRuns) -> FirstThatFits:
 
 def _progress(arm: PlannedArm, run: PlannedRun, runs: StudyRuns) -> tuple[list[str], float | None]:
     """In words, the step while a run goes on and its last value; and this value."""
-    status, metric = runs.states[run.id].status, runs.plan.primary_metric
-    rows = list(runs.store.directory(run.id).metrics()) if status != "to do" else []
-    goes_on = status in ("running", "interrupted") and rows
-    words = [f"{rows[-1]['grpo_step']:g}/{arm.grpo_steps}"] if goes_on else []
-    values = [row[metric] for row in rows if row.get(metric) is not None]
-    return (words + [f"{values[-1]:.3f}"], values[-1]) if values else (words, None)
+    status, directory = runs.states[run.id].status, runs.store.directory(run.id)
+    if status == "to do" or not directory.metrics_file.exists():
+        return [], None
+    file = directory.metrics_file.stat()
+    change = file.st_mtime_ns, file.st_size
+    step, value = _last(directory, runs.plan.primary_metric, change)
+    goes_on = status in ("running", "interrupted") and step is not None
+    words = [f"{step:g}/{arm.grpo_steps}"] if goes_on else []
+    return (words if value is None else [*words, f"{value:.3f}"]), value
+
+
+@lru_cache(maxsize=4096)
+def _last(
+    directory: RunDirectory, metric: str, change: tuple[int, int]
+) -> tuple[float | None, float | None]:
+    """The last step and the last value of the metric, kept until the file changes: the live grid
+    is drawn twice a second."""
+    step = value = None
+    for row in directory.metrics():
+        step = row.get("grpo_step")
+        value = value if row.get(metric) is None else row[metric]
+    return step, value
 
 
 def _table(plan: Plan, columns: list[str]) -> Table:

@@ -6,6 +6,7 @@ other runs continue. A run that is refused would be refused again, and is not re
 """
 
 import math
+import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Container
@@ -18,20 +19,22 @@ from trl_ablate.run.termination import Terminated, held_back
 from trl_ablate.study.engines import Engine, Job, Process
 from trl_ablate.study.planned import PlannedRun, in_order
 from trl_ablate.study.runs import StudyRuns, next_runs
-from trl_ablate.study.store import RunLock
+from trl_ablate.study.store import RunLock, State
 
 POLL_SECONDS = 0.5
 
 
 @dataclass
 class Active:
-    """A run that this runner has started, and whether it was asked to save and end."""
+    """A run that this runner has started, when its record was written before that (None: it had
+    none), and whether it was asked to save and end."""
 
     run: PlannedRun
     process: Process
     lock: RunLock
     attempt: int
     slot: int
+    recorded_at: int | None
     asked: bool = False
 
 
@@ -49,7 +52,8 @@ class Runner:
 
     Args:
         retries: how often a failed run is retried.
-        max_hours: wall-clock hours after which runs save and stop; they can be resumed later.
+        max_hours: wall-clock hours after which runs save and stop, and can be resumed later; on a
+            service they go on.
         stay: True: wait until all runs have ended. False: collect ended runs, start new ones and
             return, for engines whose runs then continue without this process.
         only: ids of the runs to do; those that another process holds are skipped. None: do all
@@ -89,7 +93,9 @@ class Runner:
         try:
             while self._plan_more() or self._waiting or self._active:
                 if time.monotonic() >= self._until:
-                    self._say("time limit reached: the runs save and stop")
+                    here = self._engine.in_place
+                    words = "save and stop" if here else "go on where they are"
+                    self._say(f"time limit reached: the runs {words}")
                     self._ask_to_save()
                     break
                 self._take_in()
@@ -134,15 +140,15 @@ class Runner:
                 return
             run, attempt = self._waiting.popleft()
             lock = self._store.lock(run.id)
-            if not lock.acquire():
+            if not lock.acquire(tries=1 if self._waits_for_others else 3):
                 if self._waits_for_others:
                     self._waiting.append((run, attempt))
                 else:
                     self._say(f"{describe(run)} is held by another runner; skipped")
                 continue
-            done = self._store.state_unlocked(run.id).done  # it stays so while the lock is held
-            if done or attempt > self._attempts:
-                self._end(run, self._outcome.done if done else self._outcome.failed)
+            state = self._store.state_unlocked(run.id)  # it stays so while the lock is held
+            if state.done or state.damaged or attempt > self._attempts:
+                self._end(run, self._outcome.done if state.done else self._outcome.failed)
                 lock.release()
                 continue
             try:
@@ -156,9 +162,10 @@ class Runner:
         if away.exists():
             (there,) = self._store.away_by_engine([run.id])
             if there != self._engine.name:  # which alone can continue it
+                words = [self._plan.path or self._plan.study, "--runs", str(self._store.path)]
                 raise ConfigurationError(
                     f"{describe(run)} is at {there}; collect it with `trl-ablate study fetch "
-                    f"{self._plan.study}`, or remove {away} to start it anew"
+                    f"{shlex.join(words)}`, or remove {away} to start it anew"
                 )
         log = self._store.log(run.id)
         with log.open("a", encoding="utf-8") as file:
@@ -166,9 +173,10 @@ class Runner:
         directory = self._store.directory(run.id, run.folder)
         words = [*run.words, self._taking_up(run.id)]
         job = Job(words, directory.path, log, lock.descriptor, away)
+        recorded_at = self._recorded_at(run.id)
         with held_back():  # else Ctrl-C could leave a run behind that nobody knows
             process = self._engine.start(job, slot)
-            self._active.append(Active(run, process, lock, attempt, slot))
+            self._active.append(Active(run, process, lock, attempt, slot, recorded_at))
         self._say(f"started {describe(run)}" + f", attempt {attempt}" * (attempt > 1))
 
     def _taking_up(self, run_id: str) -> str:
@@ -192,17 +200,23 @@ class Runner:
                 self._end(active.run, self._outcome.done)
                 self._say(f"{state.status} {describe(active.run)}")
             else:
-                reason = self._record_failure(active, state.reason if state.record else None)
+                reason = state.reason if state.damaged else self._record_failure(active, state)
                 self._say(f"failed {describe(active.run)}: {reason}")
                 refused = active.process.poll() == REFUSED
                 attempt = self._attempts if refused else active.attempt
                 self._waiting.append((active.run, attempt + 1))
             active.lock.release()
 
-    def _record_failure(self, active: Active, known: str | None) -> str:
+    def _recorded_at(self, run_id: str) -> int | None:
+        file = self._store.directory(run_id).run_file
+        return file.stat().st_mtime_ns if file.exists() else None
+
+    def _record_failure(self, active: Active, state: State) -> str:
         """Record `failed` and the reason in the directory, as the process may not have done it."""
         code, run = active.process.poll() or 0, active.run
         ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        is_new = self._recorded_at(run.id) != active.recorded_at
+        known = state.reason if is_new else None  # else it is that of an earlier attempt
         reason = known or f"{ended}; {last_line(self._store.log(run.id))}"
         directory = self._store.directory(run.id, run.folder)
         directory.path.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.directory import INTERRUPTED, RunDirectory
 from trl_ablate.run.identity import portable
 from trl_ablate.run.json_files import is_named, read_object
@@ -31,6 +32,7 @@ DONE: tuple[Status, ...] = ("finished", "stopped")
 
 FOLDER = re.compile(r"\.?(?P<name>(?:.+-)?(?P<id>[0-9a-f]{10}-seed-?\d+))(?:\.old)?")
 """A run's folder, or what is left of it if a kill came while it was replaced (see `folders`)."""
+SECONDS_OF_A_LOOK = 0.05
 CLOCK_TICK = 100_000_000
 """Nanoseconds in which two changes of a folder can have the same time."""
 
@@ -46,6 +48,11 @@ class State:
     @property
     def done(self) -> bool:
         return self.status in DONE
+
+    @property
+    def damaged(self) -> bool:
+        """Whether its files cannot be read. It may have finished, so nothing replaces it."""
+        return self.status == "failed" and not self.record
 
 
 def id_of(folder: str) -> str:
@@ -73,8 +80,17 @@ class RunLock:
         assert self._descriptor is not None, f"{self._path} is not held"
         return self._descriptor
 
-    def acquire(self) -> bool:
-        """Whether this process now holds it."""
+    def acquire(self, *, tries: int = 3) -> bool:
+        """Whether this process now holds it. A look at the run (`RunStore.state`) also holds it for
+        a moment, so one try says little."""
+        while not self._try():
+            tries -= 1
+            if not tries:
+                return False
+            time.sleep(SECONDS_OF_A_LOOK)
+        return True
+
+    def _try(self) -> bool:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -84,7 +100,7 @@ class RunLock:
             return False
         if not is_named(descriptor, self._path):  # cleaning up has removed it
             os.close(descriptor)
-            return self.acquire()
+            return self._try()
         self._descriptor = descriptor
         return True
 
@@ -153,15 +169,25 @@ class RunStore:
         return state
 
     def state_unlocked(self, run_id: str) -> State:
-        """The state for a caller that holds the lock, so that no other process uses the run."""
+        """The state for a caller that holds the lock, so that no other process uses the run. One
+        whose files cannot be read has failed; so other runs go on."""
+        try:
+            return self._recorded(run_id)
+        except ConfigurationError as error:
+            what, folder = str(error).rpartition("; ")[0], self.directory(run_id).path
+            remedy = f"restore it, or remove the folder {folder} to do the run anew"
+            return State("failed", f"{what}; {remedy}", {})
+
+    def _recorded(self, run_id: str) -> State:
         directory = self.directory(run_id)
         if not directory.run_file.exists():
             return State("to do", None, {})
         record = directory.read()
         status, reason = record.get("status"), record.get("reason")
+        is_another = not self.is_what_it_is_called(run_id)
         if status != "failed" and (status not in DONE or reason in INTERRUPTED):
             return State("interrupted", reason, record)
-        if status != "failed" and not self.is_what_it_is_called(run_id):
+        if status != "failed" and is_another:
             return State("to do", "its folder contains a run with other settings", record)
         return State(status, reason, record)
 

@@ -1,18 +1,23 @@
 """`trl-ablate study`: what it prints and refuses, without starting a run."""
 
+import errno
 import re
 import sys
 from argparse import Namespace
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from io import StringIO
+from unittest.mock import Mock
 
 import pytest
 
 from tests.support.synthetic_study import make_plan, write_run
+from trl_ablate.cli import study
 from trl_ablate.cli.engines import engines
 from trl_ablate.cli.study import chosen, main
 from trl_ablate.cli.study_runs import ended
+from trl_ablate.run.json_files import write_json
+from trl_ablate.study import planned
 from trl_ablate.study.runner import Outcome
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
@@ -56,6 +61,7 @@ def test_a_slurm_job_is_printed_and_its_runs_are_the_studys(capsys, printed, whe
     ("words", "sentence"),
     [
         (["--only", "{run}9"], "--only {run}9: the study has no such run; did you mean '{run}'?"),
+        (["--only", "x"], "has no such run; name one by its id, such as {run}"),
         (["--submit"], "--submit does not apply to --engine local; use it with --engine slurm"),
         (["--cpus_per_run", "2", "--engine=slurm", "--keep_checkpoints"],
          "--keep_checkpoints does not apply to --engine slurm; use it with --engine ray or modal "
@@ -70,6 +76,8 @@ def test_a_slurm_job_is_printed_and_its_runs_are_the_studys(capsys, printed, whe
          "node, with --ray_address auto and no RAY_ADDRESS"),
         (["--engine", "slurm", "--max_hours", "2"],
          "--max_hours does not apply to --engine slurm; set SBATCH_TIMELIMIT"),
+        (["--engine", "ray", "--max_hours", "2"],
+         "--max_hours does not apply to --engine ray; leave it out: of a run that is stopped"),
         (["--engine", "slurm", "--profile", "auto"],
          "give --profile, for the machines that train"),
         (["--until", "decided"], "its seeds are fixed, so --until decided has nothing to add"),
@@ -102,6 +110,15 @@ def test_another_profile_reaches_slurms_tasks_and_a_plan_under_it_is_not_kept(
     assert after != before and main(["plan", *where]) == 0 and kept.read_bytes() == after
 
 
+def test_what_only_reads_keeps_no_plan_where_it_cannot(tmp_path, where, capsys, monkeypatch):
+    refuse = Mock(side_effect=OSError(errno.EROFS, "Read-only file system", "runs"))
+    monkeypatch.setattr(planned, "save_plan", refuse)
+    where = [where[0], "--runs", str(tmp_path)]
+    assert main(["status", *where]) == 0 and "seed 1" in capsys.readouterr().out
+    assert main(["run", *where, "--engine", "slurm"]) == 2
+    assert "runs is on a read-only file system" in capsys.readouterr().err
+
+
 def test_a_list_has_an_engine_for_each_kind_of_run():
     plan = make_plan({"a": {}})
     engine_of = engines("local", Namespace(jobs=None))
@@ -123,6 +140,28 @@ def test_a_missing_extra_is_named_with_its_command(tmp_path, capsys, monkeypatch
         )
 
 
+def test_clean_says_what_it_removes_and_counts_that_alone(tmp_path, capsys, monkeypatch):
+    plan, store = make_plan({"a": {"top": 0.8}}), RunStore(tmp_path)
+    monkeypatch.setattr(study, "known_runs", lambda options: StudyRuns(plan, store))
+    used, *_ = (write_run(store, run, {}, iter([]), status="failed") for run in plan.arms[0].runs)
+    (used.path / "checkpoint-5").mkdir()
+    with (used.path / "checkpoint-5" / "model").open("wb") as file:
+        file.truncate(2**30)
+    lock, words = store.lock(used.path.name), ["clean", "abl", "--runs", str(tmp_path)]
+
+    def said() -> str:
+        assert main(words) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    assert lock.acquire()
+    monkeypatch.setattr(RunStore, "_in_use", lambda *_: False)  # not yet when they are listed
+    assert said().count("would remove") == 3
+    words.append("--yes")
+    printed = said()
+    assert [printed.count(each) for each in ("removed", "kept (in use")] == [2, 1]
+    assert printed.endswith("0.00 GiB") and used.path.exists()
+
+
 def test_the_next_command_is_of_the_same_runs(tmp_path, capsys):
     words = chosen(Namespace(study="abl", runs=tmp_path, profile="own.yaml"))
     plan, store = make_plan({"a": {"top": 0.8}}), RunStore(tmp_path)
@@ -136,6 +175,18 @@ def test_the_next_command_is_of_the_same_runs(tmp_path, capsys):
         assert words.endswith(f"--runs {tmp_path} --profile own.yaml")
         write_run(store, run, {"top": 0.8}, iter([{"step": 1, "eval_rewards": 0.1}]))
     assert "no finished run has logged eval_reward; did you mean 'eval_rewards'?" in said()
+
+
+def test_runs_that_go_on_elsewhere_are_named_beside_those_that_failed(tmp_path, capsys):
+    plan, store = make_plan({"a": {"top": 0.8}}, seeds=[0, 1]), RunStore(tmp_path)
+    failed, left = plan.arms[0].runs
+    write_run(store, failed, {}, iter([]), status="failed", reason="no luck")
+    write_json(store.away(left.id), {"engine": "modal", "call": "c", "folder": "f"})
+    outcome = Outcome(failed=[failed.id], left=[left.id])
+    assert ended("abl", StudyRuns(plan, store), outcome) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "failed: no luck" in printed
+    assert "runs continue on the service; collect them with: trl-ablate study fetch abl" in printed
 
 
 def test_a_plan_with_looks_has_a_best_and_a_worst_case(tmp_path, capsys):

@@ -1,15 +1,18 @@
 """In a real terminal of 80 columns no table is cut, and each of its words is there."""
 
 import shutil
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
-from tests.support.synthetic_study import write_study
+from tests.support.synthetic_study import METRIC, write_study
 from tests.support.terminal import in_terminal
 from trl_ablate.bench import timing
 from trl_ablate.cli import terminal
 from trl_ablate.cli.study import main
 from trl_ablate.run.directory import INTERRUPTED, RunDirectory
+from trl_ablate.run.json_files import append_jsonl
 from trl_ablate.study.outline import grid
 from trl_ablate.study.runs import StudyRuns
 
@@ -59,6 +62,24 @@ def test_the_grid_has_every_state_and_the_last_values_or_their_mean(tmp_path, se
     else:
         assert header == ["arm", "seeds", "0", "to", "11", "mean"] and first[1] == "✓" * 12
         assert 0.7 < float(first[2]) < 0.9
+
+
+def test_the_grid_reads_a_file_again_only_when_it_has_changed(tmp_path, monkeypatch):
+    """It is drawn twice a second, of studies with hundreds of runs."""
+    planned, store = write_study(tmp_path, {"grpo": {"top": 0.8}}, range(2))
+    first, _ = (store.directory(run_id) for run_id in planned.runs())
+    read, metrics = [], RunDirectory.metrics
+    monkeypatch.setattr(RunDirectory, "metrics", lambda run: read.append(run) or metrics(run))
+
+    def drawn() -> str:
+        read.clear()
+        Console(file=(printed := StringIO()), width=80).print(grid(StudyRuns(planned, store)))
+        return printed.getvalue()
+
+    before = drawn()
+    assert drawn() == before and not read
+    append_jsonl(first.metrics_file, {"step": 21, "grpo_step": 21.0, METRIC: 0.125})
+    assert "0.125" in drawn() and read == [first]
 
 
 def test_a_plan_shows_what_differs_in_whole_words(tmp_path):

@@ -1,13 +1,16 @@
 """Files of a study that are empty, cut off or of another shape."""
 
 import json
+import shutil
 
 import pytest
 
+from tests.support.studies import run_here
 from tests.support.synthetic_study import write_study
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.cleaning import find_rubbish
 from trl_ablate.study.definition import load_study
+from trl_ablate.study.kept_runs import keep, restore
 from trl_ablate.study.planned import save_plan, saved_plan
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.report.sections import samples
@@ -58,7 +61,7 @@ def test_nothing_is_removed_while_another_plan_cannot_be_read(study):
     study.store.plans.mkdir()
     for content in (*NO_OBJECTS, *OBJECTS):
         (study.store.plans / "other.json").write_text(content)
-        with pytest.raises(ConfigurationError, match="other.json cannot be read"):
+        with pytest.raises(ConfigurationError, match="other.json cannot be read.*plan` of its st"):
             find_rubbish(study, results=True)
 
 
@@ -75,10 +78,29 @@ def test_a_record_of_another_shape_is_one_sentence_or_a_run_to_do(study, report)
         whole = file.read_text()
         for content in NO_OBJECTS:
             file.write_text(content)
-            with pytest.raises(ConfigurationError) as raised:
-                report()
-            assert name in str(raised.value) and "\n" not in str(raised.value), content[:40]
+            state = study.store.state(run)
+            reason = state.reason or ""
+            assert state.damaged and name in reason and "\n" not in reason, content[:40]
+            assert reason.endswith(f"or remove the folder {file.parent} to do the run anew")
+        report()
         file.write_text(whole)
+
+
+@pytest.mark.parametrize("name", ["run.json", "resolved_config.json"])
+def test_a_run_that_cannot_be_read_is_left_alone_and_the_others_go_on(study, tmp_path, name):
+    """It may have finished. With its folder removed, it is done anew."""
+    damaged, to_do, *_ = (study.store.directory(run_id) for run_id in study.plan.runs())
+    keep(study, tmp_path / "runs.parquet")
+    (damaged.path / name).write_text('{"status": "fin')
+    shutil.rmtree(to_do.path)
+    outcome = run_here(study.store, study.plan)
+    assert outcome.failed == [damaged.path.name] and len(outcome.done) == 11
+    assert (damaged.path / name).read_text() == '{"status": "fin'
+    assert find_rubbish(study.again()) == []
+    assert restore(study.again(), tmp_path / "runs.parquet") == []
+    assert len(find_rubbish(study.again(), results=True)) == 12
+    shutil.rmtree(damaged.path)
+    assert len(run_here(study.store, study.plan).done) == 12
 
 
 def test_entries_and_rollouts_of_another_shape_cost_no_report(study, report):

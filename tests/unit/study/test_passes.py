@@ -6,6 +6,7 @@ import json
 import re
 from argparse import Namespace
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from trl_ablate.study import expected_hours
 from trl_ablate.study.expected_hours import Share, total_of
 from trl_ablate.study.outline import show_plan
 from trl_ablate.study.planned import Plan
+from trl_ablate.study.questions_list import LIST
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.runner import Outcome
 from trl_ablate.study.runs import StudyRuns
@@ -164,7 +166,7 @@ def all_of(store, monkeypatch):
     """`study run --all` over the two studies: its exit code, and (study, number of runs) of each
     pass."""
 
-    def all_of(until="decided", fails=(), stops_after=99) -> tuple[int, list]:
+    def all_of(until="decided", fails=(), stops_after=99, of=LIST) -> tuple[int, list]:
         calls = []
 
         def executed(runs, engine, *, only, **how) -> Outcome:
@@ -177,7 +179,7 @@ def all_of(store, monkeypatch):
             return Outcome(failed=failed)
 
         monkeypatch.setattr(study_runs, "executed", executed)
-        options = Namespace(until=until, max_hours=None, retries=1, runs=store.path)
+        options = Namespace(until=until, max_hours=None, retries=1, runs=store.path, all=of)
         engine_of: Any = lambda plan: f"engine of {plan.study}"  # noqa: E731
         studies = [StudyRuns(plan, store) for plan in (LOOKING, FIXED)]
         return study_runs.run_all(studies, engine_of, options), calls
@@ -191,8 +193,10 @@ def test_every_question_has_its_first_look_before_any_has_its_second(all_of, cap
     assert all_of() == (0, [("fixed", 3), ("looking", 4), ("looking", 6)])
     printed = " ".join(capsys.readouterr().out.split())
     assert "looking: 4 runs undecided: alike looking: 6 runs no comparison is" in printed
-    assert "done; next: trl-ablate findings" in printed
-    assert all_of() == (0, [])
+    assert "done; next: trl-ablate findings --runs" in printed
+    assert all_of(of=Path("my list.yaml")) == (0, [])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "done; next: trl-ablate findings 'my list.yaml' --runs" in printed
 
 
 def test_a_run_that_fails_ends_nothing_and_without_until_all_runs_are_made(all_of):

@@ -1,5 +1,7 @@
 """The runs of a study: their states, what is cleaned, and what they cost."""
 
+import fcntl
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +46,18 @@ def test_states_of_a_run(tmp_path):
     assert not store.lock(runs[3].id).acquire()
     lock.release()
     assert store.state(runs[3].id).status == "interrupted"
+
+
+def test_who_looks_at_a_run_keeps_nobody_from_it(tmp_path, monkeypatch):
+    """The look ends while the other process tries again."""
+    lock = RunStore(tmp_path).lock("0123456789-seed0")
+    assert lock.acquire()
+    lock.release()
+    with (tmp_path / "0123456789-seed0.lock").open() as look:
+        fcntl.flock(look, fcntl.LOCK_SH)
+        assert not lock.acquire(tries=1)
+        monkeypatch.setattr(time, "sleep", lambda seconds: look.close())
+        assert lock.acquire()
 
 
 @pytest.mark.parametrize(("top", "option"), [(0.8, "--resume"), (0.7, "--overwrite")])
@@ -95,6 +109,9 @@ def test_cleaning_keeps_results_and_what_others_need(tmp_path):
     lock = store.lock(failed.id)
     assert lock.acquire() and not remove(rubbish, store)  # another process uses it
     lock.release()
+    store.directory(failed.id).update(status="finished", reason=None)
+    assert not remove(rubbish, store)  # it was done again
+    store.directory(failed.id).update(status="failed")
     assert remove(rubbish, store) and store.state(failed.id).status == "to do"
 
 

@@ -3,19 +3,24 @@
 That its folder is the old or the new one whenever a copy is cut off: `tests/unit/run/test_folders`.
 """
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
+import httpx
 import pytest
+from huggingface_hub.errors import HfHubHTTPError
 from packaging.requirements import Requirement
 
 from trl_ablate import miniature
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import PACKAGE
 from trl_ablate.run.directory import RunDirectory
-from trl_ablate.study.engines import PROGRAM, Job
+from trl_ablate.study.engines import PROGRAM, Job, shipping
+from trl_ablate.study.engines.hf_jobs import JobsEngine
 from trl_ablate.study.engines.shipping import DetachedProcess, copy_code, pack, requirements
 
 
@@ -40,10 +45,41 @@ def test_a_run_is_fetched_under_the_name_that_it_was_sent_with(tmp_path):
     one, engine = job(tmp_path), SimpleNamespace(answer=answer, download=download, name="modal")
     away = tmp_path / "run.away"
     away.write_text('{"call": "c", "folder": "former-1/0123"}')
+    one.directory.mkdir()
+    (one.directory / "notes.txt").write_text("mine")
     found: Any = engine
     assert DetachedProcess(replace(one, away=away), found).poll() == 1
-    assert (one.directory / "run.json").exists() and not away.exists()
+    assert {path.name for path in one.directory.iterdir()} == {"run.json", "notes.txt"}
+    assert not away.exists()
     assert one.log.read_text() == "trained\nmodal: TimeoutError: 24 hours are over\n"
+
+
+def of_the_hub(status: int) -> Exception:
+    request = httpx.Request("GET", "https://huggingface.co")
+    return HfHubHTTPError("no", response=httpx.Response(status, request=request))
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (ConnectionResetError(104, "reset by peer"), True),
+        (httpx.ReadTimeout("slow"), True),
+        (of_the_hub(503), True),
+        (of_the_hub(404), False),
+        (OSError(28, "No space left on device"), False),
+    ],
+)
+def test_a_download_that_fails_in_passing_is_tried_again(tmp_path, monkeypatch, error, passes):
+    monkeypatch.setattr(shipping, "SECONDS_BETWEEN_QUESTIONS", 0.0)
+    one = replace(job(tmp_path), away=tmp_path / "run.away")
+    one.away.write_text('{"call": "c", "folder": "run/0123"}')
+    engine = JobsEngine.__new__(JobsEngine)
+    monkeypatch.setattr(engine, "answer", lambda call: 0)
+    monkeypatch.setattr(engine, "download", Mock(side_effect=[error, None]))
+    process = DetachedProcess(one, engine)
+    with nullcontext() if passes else pytest.raises(type(error)):
+        assert process.poll() is None
+    assert one.away.exists() and process.poll() == 0 and not one.away.exists()
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -65,6 +101,28 @@ def test_files_of_any_size_come_back_from_a_cluster(tmp_path, monkeypatch, asked
     found = {str(path.relative_to(one.directory)): path.read_text()
              for path in one.directory.rglob("*") if path.is_file()}  # fmt: skip
     assert found == {name: files[name] for name in files if asked or "checkpoint" not in name}
+
+
+@pytest.mark.parametrize("wrote", [True, False])
+def test_an_earlier_run_stays_until_a_cluster_sends_the_new_one(tmp_path, wrote):
+    """Also if that is refused and writes nothing; files of the user stay at any rate."""
+    ray = pytest.importorskip("trl_ablate.study.engines.ray", reason="ray is not installed")
+    one = job(tmp_path)
+    mine, weights = one.directory / "own" / "notes.txt", one.directory / "checkpoint-500" / "model"
+    for file in (mine, weights, one.directory / "run.json"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("{}")
+    results = ray.Results(one)
+    results.begin()
+    results.take((ray.LOG, b"error: no such profile\n"))
+    assert weights.exists()
+    if wrote:
+        results.take((ray.METRICS, b'{"step": 1}\n'))
+        assert not weights.exists() and RunDirectory(one.directory).read()["status"] == "running"
+        results.take(("./run.json", b'{"status": "finished"}'))
+    assert results.take(2) == 2
+    assert mine.exists() and weights.exists() is not wrote
+    assert RunDirectory(one.directory).read() == ({"status": "finished"} if wrote else {})
 
 
 def test_what_travels_is_the_package_as_it_is_installed(tmp_path):

@@ -145,17 +145,21 @@ class JobsEngine(DetachedEngine):
                         f"job {call} ended as {stage}: {reason}; its log is at {job.url}"
                     ) from None
                 return int(Path(found).read_text())
-        except errors.HfHubHTTPError as error:
-            if error.response.status_code in PASSING:
+        except Exception as error:
+            if self.is_passing(error):
                 return None
-            if error.response.status_code in FORBIDDEN:
+            if _status(error) in FORBIDDEN:
                 raise ConfigurationError(
                     f"--engine hf_jobs: the Hub does not show job {call} ({one_line(error)}); "
                     "check the token and its rights, then fetch the run"
                 ) from error
             raise
-        except (errors.HTTPError, errors.LocalEntryNotFoundError):
-            return None
+
+    def is_passing(self, error: Exception) -> bool:
+        if isinstance(error, errors.HfHubHTTPError):
+            return _status(error) in PASSING
+        unreachable = errors.HTTPError, errors.LocalEntryNotFoundError
+        return isinstance(error, unreachable) or super().is_passing(error)
 
     def download(self, call: str, folder: str, target: Path) -> None:
         disable_progress_bars()
@@ -191,6 +195,10 @@ def patiently(commit: Callable[..., Any], tries: int, **keywords: Any) -> None:
                 raise
         time.sleep(seconds * random.uniform(0.5, 1))
     commit(**keywords)
+
+
+def _status(error: Exception) -> int | None:
+    return error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
 
 
 def _repo_of(call: str) -> str:

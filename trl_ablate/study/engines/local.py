@@ -74,7 +74,7 @@ class LocalEngine:
                         interpret, words, stdout=log.fileno(), stderr=log.fileno(), keep=[job.lock]
                     )
                 )
-            gpu = {"CUDA_VISIBLE_DEVICES": self._gpus[slot % len(self._gpus)]} if self._gpus else {}
+            gpu = of_gpu(self._gpus[slot % len(self._gpus)]) if self._gpus else {}
             return LocalProcess(subprocess.Popen(
                 [self._command[0], *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 env={**os.environ, **self._threads, **gpu}, pass_fds=(job.lock,),
@@ -131,6 +131,11 @@ class LocalProcess(Process):
         self.wait()
 
 
+def of_gpu(index: str) -> dict[str, str]:
+    """Variables for one GPU by its number in nvidia-smi; CUDA counts in another order by itself."""
+    return {"CUDA_VISIBLE_DEVICES": index, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
 def free_gpus() -> list[str]:
     """Indices of the unused GPUs among those that CUDA_VISIBLE_DEVICES allows."""
     query = [
@@ -147,7 +152,8 @@ def free_gpus() -> list[str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return free
-    return [index for index in visible.split(",") if index in free or not index.isdigit()]
+    words = (word.strip() for word in visible.split(","))
+    return [index for index in words if index in free or not index.isdigit()]
 
 
 def _is_free(used: str, total: str) -> bool:

@@ -101,6 +101,9 @@ class ModalEngine(DetachedEngine):
         except (TimeoutError, *PASSING):
             return None
 
+    def is_passing(self, error: Exception) -> bool:
+        return isinstance(error, PASSING) or super().is_passing(error)
+
     def download(self, call: str, folder: str, target: Path) -> None:
         try:
             entries = self._results.listdir(folder, recursive=True)

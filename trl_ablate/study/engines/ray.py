@@ -11,7 +11,6 @@ an optional dependency: this module is imported only when it is chosen.
 import hashlib
 import logging
 import os
-import shutil
 import signal
 import tempfile
 import threading
@@ -29,10 +28,10 @@ from ray.exceptions import RayError
 
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.named_code import one_line
-from trl_ablate.run.directory import RunDirectory
-from trl_ablate.run.folders import part_of, put_back, replace_folder
+from trl_ablate.run.directory import RunDirectory, delete
+from trl_ablate.run.folders import part_of, put_back
 from trl_ablate.study.engines import SECONDS_TO_END, Job, Process, threads_of_run
-from trl_ablate.study.engines.shipping import Bundle, copy_code, pack, working
+from trl_ablate.study.engines.shipping import Bundle, copy_code, pack, replace_run, working
 from trl_ablate.study.planned import Plan
 
 LOST = (
@@ -180,28 +179,31 @@ class RayProcess(Process):
 
 
 class Results:
-    """The files of a run: log and metrics grow, the whole directory appears complete."""
+    """The files of a run: log and metrics grow, the whole directory appears complete. An earlier
+    run stays until the new one has logged a row or sends its files."""
 
     def __init__(self, job: Job):
         self._directory = RunDirectory(job.directory)
         self._growing = {LOG: job.log, METRICS: self._directory.metrics_file}
+        self._has_rows = False
 
     def begin(self) -> None:
-        """Start with an empty directory; files of an earlier attempt are deleted."""
+        """Expect the pieces of a worker, from the first one on."""
         self.clear()
-        shutil.rmtree(self._directory.path, ignore_errors=True)
-        self._directory.path.mkdir(parents=True)
-        self._directory.update(status="running", reason=None)
+        self._has_rows = False
 
     def take(self, piece: Piece) -> int | None:
         """The exit code, if that is the piece: then all files are there."""
-        part = part_of(self._directory.path)
         if isinstance(piece, int):
-            part.mkdir(exist_ok=True)  # of a run that wrote nothing
-            replace_folder(self._directory.path)
+            replace_run(self._directory)
             return piece
         name, data = piece
-        path = self._growing.get(name, part / name)
+        if name == METRICS and not self._has_rows:
+            delete(self._directory)
+            self._directory.path.mkdir(parents=True, exist_ok=True)
+            self._directory.update(status="running", reason=None)
+            self._has_rows = True
+        path = self._growing.get(name, part_of(self._directory.path) / name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             file.write(data)

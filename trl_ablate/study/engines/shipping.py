@@ -30,7 +30,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.named_code import one_line
 from trl_ablate.recipe.named_files import profile_file
 from trl_ablate.recipe.places import PACKAGE, SHIPPED
-from trl_ablate.run.directory import RunDirectory
+from trl_ablate.run.directory import MARK, RunDirectory
 from trl_ablate.run.folders import part_of, put_back, replace_folder
 from trl_ablate.run.identity import git_state
 from trl_ablate.run.json_files import read_object, write_json
@@ -129,6 +129,20 @@ def working(bundle: Bundle, home: Path, *, code: Path, cwd: Path) -> Iterator[Lo
         directory.update(git=bundle.git)
 
 
+def replace_run(run: RunDirectory) -> None:
+    """Replace an earlier run by what came of the new one, if it wrote anything. Files of the user
+    stay."""
+    part, written = part_of(run.path), {*run.entries(), run.path / MARK}
+    if not part.exists():
+        return
+    for file in [*run.path.rglob("*")]:
+        to, is_link = part / file.relative_to(run.path), file.is_symlink()
+        if (is_link or file.is_file()) and not written & {file, *file.parents} and not to.exists():
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, to, follow_symlinks=False)
+    replace_folder(run.path)
+
+
 def requirements(extra: str) -> list[str]:
     """The requirements of this package and of one of its extras, from its metadata."""
     found = [Requirement(line) for line in importlib.metadata.requires("trl-ablate") or []]
@@ -158,6 +172,10 @@ class DetachedEngine(ABC):
     @abstractmethod
     def download(self, call: str, folder: str, target: Path) -> None:
         """Copy a folder of the results to `target/folder`; one that is not there is empty."""
+
+    def is_passing(self, error: Exception) -> bool:
+        """Whether the service could not be asked now, so that the call is to be asked again."""
+        return isinstance(error, ConnectionError | TimeoutError)
 
     def start(self, job: Job, slot: int) -> "DetachedProcess":
         """Continue the run's existing call, or make one."""
@@ -191,7 +209,12 @@ class DetachedProcess(Process):
             except Exception as error:  # the call failed, so it has ended, too
                 answer, reason = 1, f"{self._engine.name}: {one_line(error)}\n"
             if answer is not None:
-                self._fetch()
+                try:
+                    self._fetch()
+                except Exception as error:
+                    if self._engine.is_passing(error):
+                        return None  # the call is asked again later
+                    raise
                 with self._job.log.open("a", encoding="utf-8") as log:
                     log.write(reason)  # below what the run printed: the last line tells why
                 self._job.away.unlink()
@@ -207,14 +230,14 @@ class DetachedProcess(Process):
         shutil.rmtree(scratch, ignore_errors=True)
         self._engine.download(self._call, self._folder, scratch)
         found = scratch / self._folder
-        (found / name).mkdir(parents=True, exist_ok=True)
         log = found / f"{name}.log"
         if log.exists():
             with self._job.log.open("ab") as ours:
                 ours.write(log.read_bytes())
-        (found / name).rename(part_of(directory))
-        replace_folder(directory)
-        shutil.rmtree(scratch)
+        if (found / name).exists():
+            (found / name).rename(part_of(directory))
+        replace_run(RunDirectory(directory))
+        shutil.rmtree(scratch, ignore_errors=True)
 
     def ask_to_end(self) -> None:
         """The call continues without the runner."""
