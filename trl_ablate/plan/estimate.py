@@ -98,7 +98,8 @@ class Estimate:
     def bytes_training(self) -> dict[str, float]:
         setup, shape = self.setup, self.shape
         parts = self.staying
-        parts["gradients"] = self.width * self.trained / self.shards
+        copies = 2 if setup.gpus > 1 and setup.sharding == "none" else 1  # DDP's buckets
+        parts["gradients"] = copies * self.width * self.trained / self.shards
         if setup.weights == "float32":
             held = shape.parameters if self.shards == 1 else 2 * shape.of_a_layer
             passing = setup.lora_rank and (setup.checkpointing or setup.quantized != "none")

@@ -129,6 +129,7 @@ ROWS, LAYER = 4 * (150 + 1024), 24 * 4 + 8 * 8 + 4 * (4 + 2)
         ({"fused_head": False}, {"logits": 12 * 4 * 1024 * 10 + 4 * 40}),
         ({"reference": True}, {"reference model": 4 * 328}),
         ({"sleep": False}, {"engine, awake": 0.3e9}),
+        ({"gpus": 2}, {"weights": 4 * 328, "gradients": 2 * 4 * 328}),  # DDP copies them
         (ZERO3, {"weights": 2 * 328, "optimizer states": 4 * 328, "gradients": 2 * 328,
                  COPIES: 2 * 2 * 144}),
         ({"weights": "bfloat16", **ZERO3}, {"weights": 328, "gathered layers": 2 * 2 * 144}),
