@@ -83,10 +83,10 @@ class Estimate:
         setup, shape = self.setup, self.shape
         states = float(STATES[setup.optimizer] * self.trained)
         weights = float(self.width * self.trained)
-        if setup.lora_rank:  # frozen weights below the adapters; the embedding is never quantized
+        if setup.lora_rank:  # frozen weights below the adapters; neither end is ever quantized
             width = QUANTIZED.get(setup.quantized, self.width)
-            body = shape.parameters - shape.embedding
-            weights += width * body + self.width * shape.embedding
+            body = shape.layers * shape.of_a_layer
+            weights += width * body + self.width * (shape.parameters - body)
         elif setup.optimizer == "adamw_8bit":  # transformers' own exception
             states += (STATES["adamw"] - STATES["adamw_8bit"]) * shape.embedding
         parts = {"weights": weights / self.shards, "optimizer states": states / self.shards}

@@ -146,6 +146,12 @@ def test_bytes_of_a_training(changes, expected):
     assert {part: found[part] for part in expected} == pytest.approx(expected)
 
 
+def test_a_head_of_its_own_is_not_quantized():
+    setup = replace(PLAIN, lora_rank=1, quantized="8bit")
+    weights = Estimate(setup, replace(TINY, tied=False), CARD).staying["weights"]
+    assert weights == 288 + 4 * 2 * 40 + 4 * 128
+
+
 def test_operations():
     sizes = {"rollouts": 3, "prompt_tokens": 5, "mean_length": 7, "max_length": 7}
     # 36 positions of 12; matrices 2·288 each, head 2·40 for 21 of them, attention 4·2·4·12² a row
