@@ -139,6 +139,8 @@ class Estimate:
         if self.by_vllm:
             parts["engine: share of the card"] = setup.engine_share * self.gpu.memory
         else:
+            whole = 0.0 if self.shards == 1 else parts["weights"] * self.shards
+            parts["gathered weights"] = whole  # ds3_gather_for_generation
             rows = max(setup.rollouts / setup.gpus, setup.eval_batch if setup.evaluations else 0)
             caches = CACHES_ON_A_CPU if setup.gpu.startswith("cpu") else 1
             parts["KV cache"] = rows * self.longest * float(self.shape.kv_bytes) * caches

@@ -146,6 +146,11 @@ def test_bytes_of_a_training(changes, expected):
     assert {part: found[part] for part in expected} == pytest.approx(expected)
 
 
+def test_without_an_engine_sharded_weights_are_gathered_to_generate():
+    found = of_tiny(engine="transformers", **ZERO3).bytes_rollout
+    assert (found["weights"], found["gathered weights"]) == (2 * 328, 4 * 328)
+
+
 def test_a_head_of_its_own_is_not_quantized():
     setup = replace(PLAIN, lora_rank=1, quantized="8bit")
     weights = Estimate(setup, replace(TINY, tied=False), CARD).staying["weights"]
