@@ -80,7 +80,9 @@ def from_recipe(settings: Mapping[str, Any], profile: str) -> dict[str, Any]:
     if given.get("beta"):
         found["reference"] = not found["lora_rank"]
     updates = found.get("optimizer_steps", 1) * found.get("epochs", 1)
-    if extra := bool(given.get("beta")) + (updates > 1):
+    corrected = given.get("use_vllm") and given.get("vllm_importance_sampling_correction", True)
+    own_pass = corrected and given.get("reuse_forward") is False
+    if extra := bool(given.get("beta")) + bool(updates > 1 or own_pass):
         found["extra_forwards"] = extra
     return found | _evaluations(given, found.get("eval_questions", Setup.eval_questions), updates)
 

@@ -99,6 +99,11 @@ def evaluated(every: float) -> dict:
     ({"generation_batch_size": 8, "optimizer_batch_size": 4},
      {"reference": None, "extra_forwards": 1}),
     ({"beta": 0.04, "num_iterations": 2}, {"reference": True, "extra_forwards": 2}),
+    ({"use_vllm": True, "reuse_forward": False}, {"extra_forwards": 1}),
+    ({"use_vllm": True, "reuse_forward": False, "num_iterations": 2}, {"extra_forwards": 1}),
+    ({"use_vllm": True, "reuse_forward": True}, {"extra_forwards": None}),
+    ({"use_vllm": True, "reuse_forward": False, "vllm_importance_sampling_correction": False},
+     {"extra_forwards": None}),
     ({"beta": 0.0, "num_iterations": 1, "eval_size": None},
      {"reference": None, "extra_forwards": None, "eval_questions": None, "lora_rank": 0}),
 ])  # fmt: skip
