@@ -139,11 +139,13 @@ def test_lists_and_single_values_are_not_several():
     [
         ([], 0, "grpo.yaml on profile 'miniature'"),
         (["grpo", "--profile", "h100"], 1, "missing: GPU"),
+        (["grpo", "--profile", "h100", "--vllm_gpu_memory_utilization", "0.03"], 1,
+         "missing: memory (estimate); fix: change what `trl-ablate plan` proposes"),
         (["quickstart", "--use_peft", "true", "--beta", "0.1"], 0, "can run here"),
         (["quickstart", "--report_to", "wandb"], 1, "missing: wandb; fix: run pip install wandb"),
         (["quickstart", "--use_liger_kernel", "true"], 1, "missing: liger-kernel; fix: run pip"),
     ],
-)
+)  # fmt: skip
 def test_doctor_says_whether_a_recipe_can_run_here(
     tmp_path, capsys, monkeypatch, words, code, said
 ):
@@ -152,7 +154,7 @@ def test_doctor_says_whether_a_recipe_can_run_here(
     monkeypatch.setattr(integrations, "get_available_reporting_integrations", lambda: ["trackio"])
     assert doctor.main([*words, "--output_dir", str(tmp_path / "run")]) == code
     printed = capsys.readouterr()
-    assert said in printed.out and printed.err == ""
+    assert said in printed.out and printed.err == "" and " inf " not in printed.out
     for looked_at in ("torch", "Python", "GPU", "GiB free", "Hub token"):
         assert looked_at in printed.out
     assert ("estimate" in printed.out) == ("h100" in words)  # which `plan` knows
