@@ -11,6 +11,7 @@ alone would print its usage and end the process.
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -97,6 +98,11 @@ def check_writable(name: str, file: Path | None) -> None:
         )
     if file and file.is_dir():
         raise ConfigurationError(f"{name} {file} is a folder; give a file in it")
+    replaced = file and (file.is_file() or not file.exists())  # by a new file, which is renamed
+    if file and not os.access(file.parent if replaced else file, os.W_OK):
+        raise ConfigurationError(
+            f"there is no permission to write {name} {file}; give a file in another folder"
+        )
 
 
 class Parser(argparse.ArgumentParser):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -109,6 +110,17 @@ def test_a_wrong_word(tmp_path, capsys, monkeypatch, words, sentence):
     assert (code, others) == (2, [])  # evaluate says its profile before it loads a model
     assert printed.err.startswith("error: ") and printed.err.count("\n") == 1
     assert sentence.format(empty=tmp_path) in printed.err
+
+
+def test_a_file_without_permission_is_refused_before_the_work(tmp_path, capsys, monkeypatch):
+    """What is written replaces a file; a device is written itself."""
+    (tmp_path / "old.png").touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: path == Path(os.devnull))
+    for name in ("new.png", "old.png"):
+        assert main(["inspect", str(STOCK), "--picture", str(tmp_path / name)]) == 2
+        said = capsys.readouterr().err
+        assert f"no permission to write --picture {tmp_path / name}; give a file in" in said
+    assert main(["inspect", str(STOCK), "--picture", os.devnull, "--overwrite"]) == 0
 
 
 @pytest.mark.parametrize(
