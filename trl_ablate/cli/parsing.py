@@ -123,6 +123,11 @@ class Parser(argparse.ArgumentParser):
             epilog=f"{examples}{shown}\n\n{exit_codes(codes or {})}".lstrip(), **arguments,
         )  # fmt: skip
 
+    def print_help(self, file: Any = None) -> None:
+        """Written at once, with its errors, which argparse would ignore or leave to the exit."""
+        (file or sys.stdout).write(self.format_help())
+        sys.stdout.flush()
+
     def error(self, message: str) -> NoReturn:
         see = " See" if message.endswith("?") else "; see"
         raise ConfigurationError(f"{message}{see} `{self.prog} --help`")
