@@ -91,6 +91,8 @@ TABLE = [
     ("study plan --all gone.yaml", "list of findings gone.yaml does not exist"),
     ("study report", "nothing to report; name a study, or give --curves FILE.csv"),
     ("study report --curves absent.csv", "absent.csv"),
+    ("study report std_dev --curves a.csv", "--curves a.csv is reported in place of a study"),
+    ("study report std_dev --metric reward", "--metric reward applies to --curves; leave it out"),
     ("study restore std_dev", "so no run is kept of this study"),
     ("study status std_devv", "study 'std_devv' does not exist; did you mean 'std_dev'?"),
     ("train --dry_run", "missing RECIPE, which comes first, such as std_dev_off"),
