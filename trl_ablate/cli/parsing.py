@@ -12,6 +12,7 @@ alone would print its usage and end the process.
 import argparse
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -122,6 +123,7 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
             epilog=f"{examples}{shown}\n\n{exit_codes(codes or {})}".lstrip(), **arguments,
         )  # fmt: skip
+        self._negative_number_matcher = re.compile(r"-(\d+\.?|\d*\.\d+)(e[+-]?\d+)?$", re.I)
 
     def print_help(self, file: Any = None) -> None:
         """Written at once, with its errors, which argparse would ignore or leave to the exit."""

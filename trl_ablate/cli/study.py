@@ -109,12 +109,15 @@ def known_runs(options: argparse.Namespace) -> "StudyRuns":
 @subcommand(
     "Print arms, proof, runs, time and cost. Starts no run but a probe.",
     JOBS,
-    option("--price_per_hour", metavar="PRICE", type=float, help="of one GPU, for the cost"),
+    option(
+        "--price_per_hour", metavar="PRICE", type=at_least(0, float),
+        help="of one GPU, for the cost",
+    ),
     flag("--probe", "measure two steps of one run for the estimate"),
     flag("--xray", "compare the arms' gradients on the same rollouts first"),
     ALL,
     study="[STUDY]",
-)
+)  # fmt: skip
 def plan(options: argparse.Namespace) -> None:
     check_one(options)
     if options.all:
