@@ -40,10 +40,13 @@ WIDTH = 60
 
 def thresholds(options: Namespace) -> GuardArguments:
     given = {name: text for name, text in vars(options).items() if name in HINTS}
-    read = {
-        name: check_value(f"--{name}", parse_yaml(text), HINTS[name])
-        for name, text in given.items()
-    }
+    read = {}
+    for name, text in given.items():
+        try:
+            value = parse_yaml(text)
+        except ValueError:
+            value = text  # which is none of the values that it takes
+        read[name] = check_value(f"--{name}", value, HINTS[name])
     return GuardArguments(**read)
 
 

@@ -80,6 +80,7 @@ TABLE = [
     ("plan --model 1.5B --profile rtx4090", "--profile rtx4090 applies to a RECIPE, and none is "
      "given; name one"),
     ("inspect . --guard_reward_facto 3", "did you mean '--guard_reward_factor'"),
+    ("inspect . --guard_reward_factor [", "reward_factor is the text '['; it takes a number"),
     ("plan grpo --profile none", "the recipe and its profile 'none' name no model"),
     ("publish {empty}/absent", "does not exist; give the folder of a run"),
     ("recipes std_dev_of", "recipe 'std_dev_of' does not exist; did you mean 'std_dev_off'? "
