@@ -127,9 +127,10 @@ def bars(values: Sequence[float]) -> str:
 def draw(log: Log, found: Replay, file: Path) -> None:
     from trl_ablate.run.picture import draw_curves
 
-    rows = [{"grpo_step": row["step"], **row} for row in log.rows]
+    counts = all(row.get("grpo_step") is not None for row in log.rows)
+    rows = log.rows if counts else [{**row, "grpo_step": row["step"]} for row in log.rows]
     at = {row["step"]: row["grpo_step"] for row in rows}
-    unit = "GRPO steps" if "grpo_step" in log.rows[0] else "optimizer steps"
+    unit = "GRPO steps" if counts else "optimizer steps"
     fired = {at[alert.step]: alert.rule for alert in reversed(found.alerts)}
     picture = draw_curves(rows, unit=unit, marks=fired)
     if picture is None:
