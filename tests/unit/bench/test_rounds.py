@@ -10,8 +10,9 @@ import pytest
 
 from trl_ablate.bench import reward_time, step_time, synthetic, timing, train_time
 from trl_ablate.bench.gpu.parts import first_gpus
-from trl_ablate.bench.modes import OfLengths, Scale, Step, Train
+from trl_ablate.bench.modes import OfLengths, Rollout, Scale, Step, Train
 from trl_ablate.bench.reward_time import golds_of
+from trl_ablate.bench.rollout_time import lengths_in_groups
 from trl_ablate.bench.synthetic import lengths, recorded_lengths
 from trl_ablate.bench.timing import Measured, alternate, compared, fewest, ratio, trainer_of
 from trl_ablate.cli.bench import PRESETS, asked, main
@@ -121,6 +122,9 @@ def test_lengths_have_the_mean_that_is_asked_for(name):
     found = lengths(OfLengths(**sizes))
     assert sum(found) / len(found) == pytest.approx(sizes["mean_length"], abs=0.5)
     assert max(found) <= sizes["cap"]
+    found = lengths_in_groups(Rollout(**sizes, group=8))
+    assert sum(found) / len(found) == pytest.approx(sizes["mean_length"], abs=0.5)
+    assert len(found) == sizes["rows"] and found[:8] == [found[0]] * 8
 
 
 def test_no_mean_is_above_the_cap():
