@@ -118,7 +118,8 @@ def test_recorded_values_are_read(tmp_path):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_lengths_have_the_mean_that_is_asked_for(name):
-    sizes = {key: PRESETS[name].get(key, 0.8) for key in ("rows", "mean_length", "cap", "sigma")}
+    names = ("rows", "mean_length", "cap", "sigma")
+    sizes = {key: value for key, value in PRESETS[name].items() if key in names}
     found = lengths(OfLengths(**sizes))
     assert sum(found) / len(found) == pytest.approx(sizes["mean_length"], abs=0.5)
     assert max(found) <= sizes["cap"]
