@@ -4,6 +4,7 @@ Both generate the same tokens, alternately for several rounds. A row ends at a l
 prompt states, so that any distribution of lengths can be measured.
 """
 
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -41,11 +42,10 @@ class StatedLength(StoppingCriteria):
 
 def bench(asked: Rollout) -> Result:
     rows, group = asked.rows, asked.group
-    check_rows(rows, group=group)
+    lengths_N = lengths_in_groups(asked)
     torch.manual_seed(asked.seed)
     model: Any = model_and_tokenizer(asked)[0].eval()
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    lengths_N = [length for length in lengths(asked)[::group] for _ in range(group)]
     found = compare(
         model, lengths_N, group=group, prompt_length=asked.prompt_length, rounds=asked.rounds
     )
@@ -67,6 +67,13 @@ def bench(asked: Rollout) -> Result:
         "completions with different tokens": int((their_ids != our_ids).any(dim=1).sum()),
         "positions of transformers, in multiples of the fewest": theirs / least,
     }  # fmt: skip
+
+
+def lengths_in_groups(asked: Rollout) -> list[int]:
+    """The lengths of all rows, equal in a group, with the mean that is asked for."""
+    check_rows(asked.rows, group=asked.group)
+    of_groups = lengths(replace(asked, rows=asked.rows // asked.group))
+    return [length for length in of_groups for _ in range(asked.group)]
 
 
 def compare(

@@ -78,11 +78,15 @@ def lengths(asked: OfLengths) -> list[int]:
 
     The cap lowers the mean, so the location of the distribution is found by bisection.
     """
+    cap, rows = asked.cap, range(asked.rows)
+    if asked.mean_length > cap:
+        raise ConfigurationError(
+            f"--mean_length {asked.mean_length:g} is above --cap {cap}; change one of them"
+        )
     if asked.uniform:
         return [round(asked.mean_length)] * asked.rows
-    cap, rows = asked.cap, range(asked.rows)
     spread = [math.exp(random.Random(f"{asked.seed}-{i}").gauss(0, asked.sigma)) for i in rows]
-    low, high = 0.0, float(cap)
+    low, high = 0.0, cap / min(spread)
     for _ in range(60):
         middle = (low + high) / 2
         capped = [min(cap, max(1.0, middle * factor)) for factor in spread]

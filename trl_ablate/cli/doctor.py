@@ -18,6 +18,7 @@ from trl_ablate.cli.terminal import show_findings, show_recipe
 
 if TYPE_CHECKING:
     from trl_ablate.recipe.resolving import Resolved
+    from trl_ablate.training.machine import Finding
 
 DEFAULT_RECIPE = "grpo"
 
@@ -45,20 +46,25 @@ def main(options: argparse.Namespace, words: list[str]) -> int:
         findings += checks.check_machine(resolved, machine)
         known = {one.what for one in findings if one.stops}
         findings += [one for one in checks.lacking(resolved) if one.what not in known]
-        findings += [checks.Finding("estimate", one) for one in _on_paper(resolved)]
+        findings += _on_paper(resolved)
     return FAILED if show_findings(findings) else DONE
 
 
-def _on_paper(resolved: "Resolved") -> list[str]:
+def _on_paper(resolved: "Resolved") -> list["Finding"]:
     """What `trl-ablate plan` says of the recipe; nothing if it knows no such model or card."""
     from trl_ablate.plan.recipes import plan_recipe
     from trl_ablate.plan.sizes import GIB
+    from trl_ablate.training.machine import Finding
 
     answer = plan_recipe(resolved.all_settings(), resolved.profile)
     if answer is None:
         return []
+    if answer.problems:
+        sentence = f"does not fit: {answer.problems[0]}; see `trl-ablate plan`"
+        return [Finding("memory (estimate)", sentence, "change what `trl-ablate plan` proposes")]
     needed = max(sum(answer.bytes_training.values()), sum(answer.bytes_rollout.values())) / GIB
-    return [
+    sentence = (
         f"{needed:.1f} GiB of memory, {answer.step:.0f} s a step, {answer.run / 60:.0f} min on "
         f"{answer.gpu.source.split(';')[0]}, otherwise idle; see `trl-ablate plan`"
-    ]
+    )
+    return [Finding("estimate", sentence)]

@@ -40,10 +40,13 @@ WIDTH = 60
 
 def thresholds(options: Namespace) -> GuardArguments:
     given = {name: text for name, text in vars(options).items() if name in HINTS}
-    read = {
-        name: check_value(f"--{name}", parse_yaml(text), HINTS[name])
-        for name, text in given.items()
-    }
+    read = {}
+    for name, text in given.items():
+        try:
+            value = parse_yaml(text)
+        except ValueError:
+            value = text  # which is none of the values that it takes
+        read[name] = check_value(f"--{name}", value, HINTS[name])
     return GuardArguments(**read)
 
 
@@ -124,9 +127,10 @@ def bars(values: Sequence[float]) -> str:
 def draw(log: Log, found: Replay, file: Path) -> None:
     from trl_ablate.run.picture import draw_curves
 
-    rows = [{"grpo_step": row["step"], **row} for row in log.rows]
+    counts = all(row.get("grpo_step") is not None for row in log.rows)
+    rows = log.rows if counts else [{**row, "grpo_step": row["step"]} for row in log.rows]
     at = {row["step"]: row["grpo_step"] for row in rows}
-    unit = "GRPO steps" if "grpo_step" in log.rows[0] else "optimizer steps"
+    unit = "GRPO steps" if counts else "optimizer steps"
     fired = {at[alert.step]: alert.rule for alert in reversed(found.alerts)}
     picture = draw_curves(rows, unit=unit, marks=fired)
     if picture is None:

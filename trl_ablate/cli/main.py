@@ -6,7 +6,7 @@ from importlib import import_module
 from io import TextIOWrapper
 
 from trl_ablate.cli.parsing import OF_TRAINING, exit_codes
-from trl_ablate.errors import REFUSED, brief, nearest
+from trl_ablate.errors import ConfigurationError, brief, nearest
 
 COMMANDS = {
     "train": "train one arm: a recipe, on this machine",
@@ -57,20 +57,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # stderr never fails
     command, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
-    if command in ("--help", "-h"):
+    if command in COMMANDS:
+        return import_module(f"trl_ablate.cli.{command}").main(words)
+    from trl_ablate.cli.ending import exit_code_of
+
+    return exit_code_of(lambda: print_about(command), stopped="nothing was written")
+
+
+def print_about(word: str) -> None:
+    """Print the help or the version; refuse any other word."""
+    if word in ("--help", "-h"):
         sys.stdout.write(usage())
-        return 0
-    if command == "--version":
+    elif word == "--version":
         from trl_ablate.run.identity import version_of
 
         found = version_of("trl-ablate") or "(not installed: a copy on the Python path)"
         sys.stdout.write(f"trl-ablate {found}\n")
-        return 0
-    if command not in COMMANDS:
-        meant = nearest(command, COMMANDS) or f"; use one of {', '.join(COMMANDS)}"
-        sys.stderr.write(f"error: '{brief(command)}' is not a command{meant}\n")
-        return REFUSED
-    return import_module(f"trl_ablate.cli.{command}").main(words)
+    else:
+        meant = nearest(word, COMMANDS) or f"; use one of {', '.join(COMMANDS)}"
+        raise ConfigurationError(f"'{brief(word)}' is not a command{meant}")
 
 
 def usage() -> str:

@@ -13,6 +13,7 @@ examples:
 
 import argparse
 import random
+import shlex
 import tempfile
 from collections.abc import Iterator
 from itertools import islice
@@ -44,7 +45,8 @@ def main(options: argparse.Namespace) -> None:
             write_data(Path(scratch) / "data")
         for path in sorted(Path(scratch).iterdir()):  # a full disk leaves no half of a task
             path.rename(folder / path.name)
-    console.print(f"written: {folder}; now: trl-ablate check {folder / 'recipe.yaml'}")
+    now = shlex.join(["trl-ablate", "check", str(folder / "recipe.yaml")])
+    console.print(f"written: {folder}; now: {now}")
 
 
 def copy(starter: Path, folder: Path) -> None:

@@ -11,6 +11,8 @@ alone would print its usage and end the process.
 
 import argparse
 import math
+import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -97,6 +99,11 @@ def check_writable(name: str, file: Path | None) -> None:
         )
     if file and file.is_dir():
         raise ConfigurationError(f"{name} {file} is a folder; give a file in it")
+    replaced = file and (file.is_file() or not file.exists())  # by a new file, which is renamed
+    if file and not os.access(file.parent if replaced else file, os.W_OK):
+        raise ConfigurationError(
+            f"there is no permission to write {name} {file}; give a file in another folder"
+        )
 
 
 class Parser(argparse.ArgumentParser):
@@ -116,6 +123,12 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
             epilog=f"{examples}{shown}\n\n{exit_codes(codes or {})}".lstrip(), **arguments,
         )  # fmt: skip
+        self._negative_number_matcher = re.compile(r"-(\d+\.?|\d*\.\d+)(e[+-]?\d+)?$", re.I)
+
+    def print_help(self, file: Any = None) -> None:
+        """Written at once, with its errors, which argparse would ignore or leave to the exit."""
+        (file or sys.stdout).write(self.format_help())
+        sys.stdout.flush()
 
     def error(self, message: str) -> NoReturn:
         see = " See" if message.endswith("?") else "; see"

@@ -24,6 +24,7 @@ from trl_ablate.cli.engines import OPTIONS, add_engine, check_engine, engine_mod
 from trl_ablate.cli.parsing import RUNS, Option, Parser, Work, at_least, command, flag, option
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.metrics import EVAL_REWARD
 from trl_ablate.recipe.places import AS_ASKED, PACKAGE, SHIPPED, study_path
 from trl_ablate.run.termination import Termination
 from trl_ablate.study.questions_list import LIST
@@ -113,12 +114,15 @@ def known_runs(options: argparse.Namespace) -> "StudyRuns":
 @subcommand(
     "Print arms, proof, runs, time and cost. Starts no run but a probe.",
     JOBS,
-    option("--price_per_hour", metavar="PRICE", type=float, help="of one GPU, for the cost"),
+    option(
+        "--price_per_hour", metavar="PRICE", type=at_least(0, float),
+        help="of one GPU, for the cost",
+    ),
     flag("--probe", "measure two steps of one run for the estimate"),
     flag("--xray", "compare the arms' gradients on the same rollouts first"),
     ALL,
     study="[STUDY]",
-)
+)  # fmt: skip
 def plan(options: argparse.Namespace) -> None:
     check_one(options)
     if options.all:
@@ -297,7 +301,7 @@ def restore(options: argparse.Namespace) -> None:
 @subcommand(
     "Write REPORT.md, report.html, report.json, pictures, runs.csv.",
     option("--curves", metavar="CSV", type=Path, help="report a CSV of any curves instead"),
-    option("--metric", default="eval_reward", help="primary metric of --curves"),
+    option("--metric", help="primary metric of --curves; default: eval_reward"),
     option("--reference", metavar="CSV", type=Path, help="CSV of published curves to draw as well"),
     option(
         "--out", metavar="FOLDER", type=Path, help="folder to write to; default: the study's own"
@@ -305,13 +309,23 @@ def restore(options: argparse.Namespace) -> None:
     study="[STUDY]",
 )
 def report(options: argparse.Namespace) -> None:
+    if options.curves and options.study:
+        raise ConfigurationError(
+            f"--curves {options.curves} is reported in place of a study; leave it out, or "
+            f"'{options.study}'"
+        )
+    if options.metric and not options.curves:
+        raise ConfigurationError(
+            f"--metric {options.metric} applies to --curves; leave it out, as a study names its own"
+        )
     from trl_ablate.study.report.foreign_runs import read_curves
     from trl_ablate.study.report.making import report_curves, report_study
 
     reference = read_curves(options.reference) if options.reference else ()
     if options.curves:
         out = options.out or Path(options.curves.stem)
-        written = report_curves(options.curves, out, metric=options.metric, reference=reference)
+        metric = options.metric or EVAL_REWARD
+        written = report_curves(options.curves, out, metric=metric, reference=reference)
     elif options.study:
         runs, study = known_runs(options), study_path(options.study)
         installed = SHIPPED.is_relative_to(PACKAGE) and study.resolve().is_relative_to(SHIPPED)

@@ -83,10 +83,10 @@ class Estimate:
         setup, shape = self.setup, self.shape
         states = float(STATES[setup.optimizer] * self.trained)
         weights = float(self.width * self.trained)
-        if setup.lora_rank:  # frozen weights below the adapters; the embedding is never quantized
+        if setup.lora_rank:  # frozen weights below the adapters; neither end is ever quantized
             width = QUANTIZED.get(setup.quantized, self.width)
-            body = shape.parameters - shape.embedding
-            weights += width * body + self.width * shape.embedding
+            body = shape.layers * shape.of_a_layer
+            weights += width * body + self.width * (shape.parameters - body)
         elif setup.optimizer == "adamw_8bit":  # transformers' own exception
             states += (STATES["adamw"] - STATES["adamw_8bit"]) * shape.embedding
         parts = {"weights": weights / self.shards, "optimizer states": states / self.shards}
@@ -98,7 +98,8 @@ class Estimate:
     def bytes_training(self) -> dict[str, float]:
         setup, shape = self.setup, self.shape
         parts = self.staying
-        parts["gradients"] = self.width * self.trained / self.shards
+        copies = 2 if setup.gpus > 1 and setup.sharding == "none" else 1  # DDP's buckets
+        parts["gradients"] = copies * self.width * self.trained / self.shards
         if setup.weights == "float32":
             held = shape.parameters if self.shards == 1 else 2 * shape.of_a_layer
             passing = setup.lora_rank and (setup.checkpointing or setup.quantized != "none")
@@ -138,6 +139,8 @@ class Estimate:
         if self.by_vllm:
             parts["engine: share of the card"] = setup.engine_share * self.gpu.memory
         else:
+            whole = 0.0 if self.shards == 1 else parts["weights"] * self.shards
+            parts["gathered weights"] = whole  # ds3_gather_for_generation
             rows = max(setup.rollouts / setup.gpus, setup.eval_batch if setup.evaluations else 0)
             caches = CACHES_ON_A_CPU if setup.gpu.startswith("cpu") else 1
             parts["KV cache"] = rows * self.longest * float(self.shape.kv_bytes) * caches

@@ -33,7 +33,10 @@ TASKS: dict[str, dict[str, Any]] = {
 """What is known of the texts of a dataset; measured with the base of the profile `smollm2`."""
 
 OPTIMIZERS_OF_8_BITS = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")
-"""Of bitsandbytes; the states of all others count as AdamW's of 32 bits."""
+"""Of bitsandbytes."""
+OPTIMIZERS_AS_WEIGHTS = ("adamw_torch", "adamw_torch_fused")
+"""Torch's make their states in the precision of what is trained, and PEFT makes adapters float32;
+the states of all others count as AdamW's of 32 bits."""
 
 
 def from_recipe(settings: Mapping[str, Any], profile: str) -> dict[str, Any]:
@@ -62,6 +65,9 @@ def from_recipe(settings: Mapping[str, Any], profile: str) -> dict[str, Any]:
         found["weights"] = given["dtype"]
     if "optim" in given:
         found["optimizer"] = "adamw_8bit" if given["optim"] in OPTIMIZERS_OF_8_BITS else "adamw"
+        halved = found.get("weights") == "bfloat16" and not found["lora_rank"]
+        if halved and given["optim"] in OPTIMIZERS_AS_WEIGHTS:
+            found["optimizer"] = "adamw_bf16"
     for bits in ("8bit", "4bit"):
         if given.get(f"load_in_{bits}"):
             found["quantized"] = bits
@@ -74,7 +80,9 @@ def from_recipe(settings: Mapping[str, Any], profile: str) -> dict[str, Any]:
     if given.get("beta"):
         found["reference"] = not found["lora_rank"]
     updates = found.get("optimizer_steps", 1) * found.get("epochs", 1)
-    if extra := bool(given.get("beta")) + (updates > 1):
+    corrected = given.get("use_vllm") and given.get("vllm_importance_sampling_correction", True)
+    own_pass = corrected and given.get("reuse_forward") is False
+    if extra := bool(given.get("beta")) + bool(updates > 1 or own_pass):
         found["extra_forwards"] = extra
     return found | _evaluations(given, found.get("eval_questions", Setup.eval_questions), updates)
 

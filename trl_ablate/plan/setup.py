@@ -49,7 +49,7 @@ class Setup:
 
     microbatch: int = assumed(4, "rows of a microbatch on a card")
     weights: Precision = assumed("float32", "precision in which weights are loaded")
-    quantized: Quantized = assumed("none", "bits of frozen weights, but those of the embedding")
+    quantized: Quantized = assumed("none", "bits of frozen weights, but for embedding and head")
     optimizer: Optimizer = assumed("adamw", "AdamW with states of 32, 16 or 8 bits")
     checkpointing: bool = assumed(False, "gradient checkpointing: activations computed twice")
     sharding: Sharding = assumed(

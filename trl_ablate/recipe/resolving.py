@@ -150,7 +150,8 @@ def load_recipe(
     for one, other in OVERRULING:
         if one in settings and settings.get(other) is not None and level[one] < level[other]:
             del settings[one], origins[one]
-    settings.setdefault("arm", path.stem)
+    if settings.get("arm") is None:
+        settings["arm"] = path.stem
     changes = {key: (base.get(key), value) for key, value in declared.items()} if base else {}
     resolved = _resolve(path, (name, reason), settings, changes, anchor.files, origins)
     model = str(resolved.model.model_name_or_path)

@@ -32,7 +32,7 @@ MODEL_FILES = ("config.json", "adapter_config.json")
 """Every folder with a model or an adapter has one of these files."""
 
 ONLY_EVALUATION: dict[str, Any] = {
-    "start": "base", "model_revision": "main", "report_to": "none", "evaluation": "one_shot",
+    "start": "base", "report_to": "none", "evaluation": "one_shot",
     "eval_strategy": "no", "save_strategy": "no", "best_metric": EVAL_REWARD,
     "metric_for_best_model": None, "load_best_model_at_end": False, "beta": 0.0,
     "sync_ref_model": False, "use_peft": False, "gradient_checkpointing": False,
@@ -96,7 +96,7 @@ def to_evaluate(
     given = read_overrides(words)
     forgotten = dict.fromkeys(named("data", "evaluated data")) if "dataset" in given else {}
     fixed = {**ONLY_EVALUATION, "model_name_or_path": checkpoint.model, "output_dir": scratch}
-    overrides = {**forgotten, **given, **fixed}
+    overrides = {**forgotten, "model_revision": "main", **given, **fixed}  # not the run's revision
     if checkpoint.run is not None and recipe is None:
         if profile != "auto":
             raise ConfigurationError(

@@ -166,7 +166,8 @@ def context_of(model: str, resolved: Resolved) -> int | None:
     """The tokens that a model was made for; None where its config does not say."""
     if is_adapter(model):
         return None  # those of its base are known once the base is loaded
-    return _config_of(model, resolved).get_text_config().to_dict().get("max_position_embeddings")
+    config = _config_of(model, resolved).get_text_config()
+    return getattr(config, "max_position_embeddings", None)  # under its own name, as n_positions
 
 
 def _config_of(model: str, resolved: Resolved) -> PreTrainedConfig:

@@ -10,9 +10,10 @@ import pytest
 
 from trl_ablate.bench import reward_time, step_time, synthetic, timing, train_time
 from trl_ablate.bench.gpu.parts import first_gpus
-from trl_ablate.bench.modes import Scale, Step, Train
+from trl_ablate.bench.modes import OfLengths, Rollout, Scale, Step, Train
 from trl_ablate.bench.reward_time import golds_of
-from trl_ablate.bench.synthetic import recorded_lengths
+from trl_ablate.bench.rollout_time import lengths_in_groups
+from trl_ablate.bench.synthetic import lengths, recorded_lengths
 from trl_ablate.bench.timing import Measured, alternate, compared, fewest, ratio, trainer_of
 from trl_ablate.cli.bench import PRESETS, asked, main
 from trl_ablate.errors import ConfigurationError
@@ -113,6 +114,25 @@ def test_recorded_values_are_read(tmp_path):
     file.write_text('{"answer": "1", "length": 4}\n{"answer": "x", "length": 2}\n')
     assert golds_of(file, Random(0)) == ["1", "x"]
     assert recorded_lengths(file) == [4, 2]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_lengths_have_the_mean_that_is_asked_for(name):
+    names = ("rows", "mean_length", "cap", "sigma")
+    sizes = {key: value for key, value in PRESETS[name].items() if key in names}
+    found = lengths(OfLengths(**sizes))
+    assert sum(found) / len(found) == pytest.approx(sizes["mean_length"], abs=0.5)
+    assert max(found) <= sizes["cap"]
+    found = lengths_in_groups(Rollout(**sizes, group=8))
+    assert sum(found) / len(found) == pytest.approx(sizes["mean_length"], abs=0.5)
+    assert len(found) == sizes["rows"] and found[:8] == [found[0]] * 8
+
+
+def test_no_mean_is_above_the_cap():
+    assert lengths(OfLengths(rows=3, mean_length=8, cap=8)) == [8, 8, 8]
+    for uniform in (False, True):
+        with pytest.raises(ConfigurationError, match="--mean_length 8.5 is above --cap 8; change"):
+            lengths(OfLengths(mean_length=8.5, cap=8, uniform=uniform))
 
 
 def test_the_random_model_of_a_step_is_removed(monkeypatch):

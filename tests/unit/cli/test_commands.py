@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -79,6 +80,7 @@ TABLE = [
     ("plan --model 1.5B --profile rtx4090", "--profile rtx4090 applies to a RECIPE, and none is "
      "given; name one"),
     ("inspect . --guard_reward_facto 3", "did you mean '--guard_reward_factor'"),
+    ("inspect . --guard_reward_factor [", "reward_factor is the text '['; it takes a number"),
     ("plan grpo --profile none", "the recipe and its profile 'none' name no model"),
     ("publish {empty}/absent", "does not exist; give the folder of a run"),
     ("recipes std_dev_of", "recipe 'std_dev_of' does not exist; did you mean 'std_dev_off'? "
@@ -90,6 +92,11 @@ TABLE = [
     ("study plan --all gone.yaml", "list of findings gone.yaml does not exist"),
     ("study report", "nothing to report; name a study, or give --curves FILE.csv"),
     ("study report --curves absent.csv", "absent.csv"),
+    ("study report std_dev --curves a.csv", "--curves a.csv is reported in place of a study"),
+    ("study report std_dev --metric reward", "--metric reward applies to --curves; leave it out"),
+    ("study plan std_dev --price_per_hour nan", "'nan' is no number of at least 0"),
+    ("study plan std_dev --price_per_hour -1", "'-1' is no number of at least 0"),
+    ("judge absent.csv --base -1e-3", "absent.csv"),
     ("study restore std_dev", "so no run is kept of this study"),
     ("study status std_devv", "study 'std_devv' does not exist; did you mean 'std_dev'?"),
     ("train --dry_run", "missing RECIPE, which comes first, such as std_dev_off"),
@@ -109,6 +116,17 @@ def test_a_wrong_word(tmp_path, capsys, monkeypatch, words, sentence):
     assert (code, others) == (2, [])  # evaluate says its profile before it loads a model
     assert printed.err.startswith("error: ") and printed.err.count("\n") == 1
     assert sentence.format(empty=tmp_path) in printed.err
+
+
+def test_a_file_without_permission_is_refused_before_the_work(tmp_path, capsys, monkeypatch):
+    """What is written replaces a file; a device is written itself."""
+    (tmp_path / "old.png").touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: path == Path(os.devnull))
+    for name in ("new.png", "old.png"):
+        assert main(["inspect", str(STOCK), "--picture", str(tmp_path / name)]) == 2
+        said = capsys.readouterr().err
+        assert f"no permission to write --picture {tmp_path / name}; give a file in" in said
+    assert main(["inspect", str(STOCK), "--picture", os.devnull, "--overwrite"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -139,11 +157,13 @@ def test_lists_and_single_values_are_not_several():
     [
         ([], 0, "grpo.yaml on profile 'miniature'"),
         (["grpo", "--profile", "h100"], 1, "missing: GPU"),
+        (["grpo", "--profile", "h100", "--vllm_gpu_memory_utilization", "0.03"], 1,
+         "missing: memory (estimate); fix: change what `trl-ablate plan` proposes"),
         (["quickstart", "--use_peft", "true", "--beta", "0.1"], 0, "can run here"),
         (["quickstart", "--report_to", "wandb"], 1, "missing: wandb; fix: run pip install wandb"),
         (["quickstart", "--use_liger_kernel", "true"], 1, "missing: liger-kernel; fix: run pip"),
     ],
-)
+)  # fmt: skip
 def test_doctor_says_whether_a_recipe_can_run_here(
     tmp_path, capsys, monkeypatch, words, code, said
 ):
@@ -152,7 +172,7 @@ def test_doctor_says_whether_a_recipe_can_run_here(
     monkeypatch.setattr(integrations, "get_available_reporting_integrations", lambda: ["trackio"])
     assert doctor.main([*words, "--output_dir", str(tmp_path / "run")]) == code
     printed = capsys.readouterr()
-    assert said in printed.out and printed.err == ""
+    assert said in printed.out and printed.err == "" and " inf " not in printed.out
     for looked_at in ("torch", "Python", "GPU", "GiB free", "Hub token"):
         assert looked_at in printed.out
     assert ("estimate" in printed.out) == ("h100" in words)  # which `plan` knows

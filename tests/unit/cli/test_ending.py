@@ -1,6 +1,7 @@
 """How commands end: exit code and message of every error, and output whose reader is closed."""
 
 import errno
+import os
 import subprocess
 import sys
 
@@ -110,6 +111,22 @@ def test_a_command_whose_reader_leaves_continues_to_its_end(tmp_path):
     assert process.stderr.read() == "at the end\n"
     assert process.wait(60) == 0
     assert (tmp_path / "end").read_text() == "done"
+
+
+@pytest.mark.parametrize("words", ["--help", "--version", "tarin", "study --help"])
+def test_help_for_a_reader_that_left_and_on_a_full_disk(words):
+    command = [sys.executable, "-m", "trl_ablate", *words.split()]
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as closed, open("/dev/full", "w") as full:
+        left, out_of_room = (
+            subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True)
+            for out in (closed, full)
+        )
+    wrong = words == "tarin"  # which prints nothing on standard output
+    assert (left.returncode, "Broken" in left.stderr) == (2 if wrong else 0, False)
+    assert out_of_room.returncode == (2 if wrong else 1)
+    assert out_of_room.stderr.startswith("error: ") and out_of_room.stderr.count("\n") == 1
 
 
 def test_a_full_disk_behind_standard_output_is_one_sentence(tmp_path):

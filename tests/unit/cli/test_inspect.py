@@ -128,6 +128,13 @@ def test_the_runs_of_a_project_are_inspected_one_by_one(tmp_path, capsys, monkey
     assert main(["my.model-2_b", "--picture", "x.png"]) == 2
 
 
+def test_a_picture_of_a_log_that_lacks_a_grpo_step(tmp_path):
+    rows = [{**row, "grpo_step": row["step"]} for row in history("healthy")]
+    rows[3]["grpo_step"] = None
+    words = [str(as_jsonl(rows, tmp_path)), "--picture", str(tmp_path / "curves.png")]
+    assert main(words) == 0 and (tmp_path / "curves.png").stat().st_size
+
+
 def test_rewards_that_are_named_as_seeds_are_no_seeds(tmp_path):
     named = {"rewards/reward_s1/mean": 0.1, "rewards/reward_s1/std": 0.0}
     assert fired(as_jsonl([row | named for row in history("collapsing")], tmp_path)) == FIRED

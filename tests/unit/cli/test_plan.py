@@ -33,7 +33,7 @@ def as_json(capsys, *words: str, code: int = 0) -> dict:
 def test_what_does_not_fit_in_words_and_as_json(capsys):
     assert main(SHARDED[:4]) == 1
     printed = capsys.readouterr().out
-    assert "does not fit: training needs 162.2 GiB on a card" in printed
+    assert "does not fit: training needs 190.6 GiB on a card" in printed
     assert "--sharding zero3" in printed and "seconds of a step" not in printed
     found = as_json(capsys, *SHARDED)
     assert found["fits"] and found["assumptions"]["model"] == "7B"
@@ -90,11 +90,20 @@ def evaluated(every: float) -> dict:
     ({"generation_batch_size": 256, "optimizer_batch_size": 512}, {"optimizer_steps": 1}),
     ({"optim": "adamw_8bit"}, {"optimizer": "adamw_8bit"}),
     ({"optim": "adamw_torch_fused"}, {"optimizer": "adamw"}),
+    ({"optim": "adamw_torch_fused", "dtype": "bfloat16"}, {"optimizer": "adamw_bf16"}),
+    ({"optim": "adamw_torch_fused", "dtype": "bfloat16", "use_peft": True, "lora_r": 8},
+     {"optimizer": "adamw"}),
+    ({"optim": "adafactor", "dtype": "bfloat16"}, {"optimizer": "adamw"}),
     ({"beta": 0.04}, {"reference": True, "extra_forwards": 1}),
     ({"beta": 0.04, "use_peft": True, "lora_r": 8}, {"reference": False, "extra_forwards": 1}),
     ({"generation_batch_size": 8, "optimizer_batch_size": 4},
      {"reference": None, "extra_forwards": 1}),
     ({"beta": 0.04, "num_iterations": 2}, {"reference": True, "extra_forwards": 2}),
+    ({"use_vllm": True, "reuse_forward": False}, {"extra_forwards": 1}),
+    ({"use_vllm": True, "reuse_forward": False, "num_iterations": 2}, {"extra_forwards": 1}),
+    ({"use_vllm": True, "reuse_forward": True}, {"extra_forwards": None}),
+    ({"use_vllm": True, "reuse_forward": False, "vllm_importance_sampling_correction": False},
+     {"extra_forwards": None}),
     ({"beta": 0.0, "num_iterations": 1, "eval_size": None},
      {"reference": None, "extra_forwards": None, "eval_questions": None, "lora_rank": 0}),
 ])  # fmt: skip

@@ -62,6 +62,11 @@ def test_names_in_full_levels_and_sizes():
     assert millions_of_parameters("miniature/chains-3m") == pytest.approx(3.49, rel=2e-2)
 
 
+def test_the_next_command_can_be_pasted(tmp_path, capsys):
+    assert new.main(["--world", str(tmp_path / "my world")]) == 0
+    assert f"trl-ablate check '{tmp_path}/my world/recipe.yaml'" in capsys.readouterr().out
+
+
 @pytest.fixture
 def example(tmp_path, monkeypatch):
     """The world that `trl-ablate new --world` writes."""

@@ -129,6 +129,7 @@ ROWS, LAYER = 4 * (150 + 1024), 24 * 4 + 8 * 8 + 4 * (4 + 2)
         ({"fused_head": False}, {"logits": 12 * 4 * 1024 * 10 + 4 * 40}),
         ({"reference": True}, {"reference model": 4 * 328}),
         ({"sleep": False}, {"engine, awake": 0.3e9}),
+        ({"gpus": 2}, {"weights": 4 * 328, "gradients": 2 * 4 * 328}),  # DDP copies them
         (ZERO3, {"weights": 2 * 328, "optimizer states": 4 * 328, "gradients": 2 * 328,
                  COPIES: 2 * 2 * 144}),
         ({"weights": "bfloat16", **ZERO3}, {"weights": 328, "gathered layers": 2 * 2 * 144}),
@@ -143,6 +144,17 @@ ROWS, LAYER = 4 * (150 + 1024), 24 * 4 + 8 * 8 + 4 * (4 + 2)
 def test_bytes_of_a_training(changes, expected):
     found = of_tiny(**changes).bytes_training
     assert {part: found[part] for part in expected} == pytest.approx(expected)
+
+
+def test_without_an_engine_sharded_weights_are_gathered_to_generate():
+    found = of_tiny(engine="transformers", **ZERO3).bytes_rollout
+    assert (found["weights"], found["gathered weights"]) == (2 * 328, 4 * 328)
+
+
+def test_a_head_of_its_own_is_not_quantized():
+    setup = replace(PLAIN, lora_rank=1, quantized="8bit")
+    weights = Estimate(setup, replace(TINY, tied=False), CARD).staying["weights"]
+    assert weights == 288 + 4 * 2 * 40 + 4 * 128
 
 
 def test_operations():

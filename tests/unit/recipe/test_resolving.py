@@ -52,6 +52,11 @@ def test_every_recipe_resolves_and_changes_what_it_declares(profile):
 # Layers
 
 
+def test_an_arm_of_null_has_the_name_of_its_recipe():
+    config = load_recipe("grpo", "miniature", ["--arm", "null", "--seed", "3"]).config
+    assert (config.arm, config.output_dir) == ("grpo", "runs/grpo-seed3")
+
+
 @pytest.mark.parametrize("extends", [False, True])
 def test_order_is_base_profile_recipe_command_line(write, extends):
     write("base.yaml", "learning_rate: 1.0\nepsilon: 1.0\nbeta: 1.0\nadvantage_eps: 1.0\n")

@@ -28,6 +28,7 @@ def run(tmp_path) -> RunDirectory:
         "seed": 7, "learning_rate": 1e-5, "eval_split": "odd", "levels": ["3"],
         "hub_token": "hf_secret", "eval_sets": {"mine": "mine.jsonl"},
         "lr_scheduler_type": "greedy", "lr_scheduler_kwargs": {"patience": 2},
+        "model_revision": "of-the-base",
     }  # fmt: skip
     run = RunDirectory(tmp_path / "run")
     run.path.mkdir(parents=True, exist_ok=True)
@@ -86,6 +87,11 @@ def test_a_run_is_evaluated_as_it_was_trained(run):
     task = evaluated(run, "--dataset", "gsm8k", "--eval_split", "test").task
     assert (task.dataset, task.eval_split) == ("gsm8k", "test")
     assert task.levels is task.eval_sets is None
+
+
+def test_the_revision_of_a_run_is_that_of_its_base_and_a_given_one_holds(run):
+    assert evaluated(run).model.model_revision == "main"
+    assert evaluated(run, "--model_revision", "v2").model.model_revision == "v2"
 
 
 def test_of_the_tokens_of_a_run_code_gets_none_and_other_settings_null(run):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertForMaskedLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import BertConfig, BertForMaskedLM, GPT2Config, Qwen2Config, Qwen2ForCausalLM
 
 from tests.support.tiny_models import save_tiny_qwen2
 from trl_ablate import miniature
@@ -18,7 +18,13 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.resolving import load_recipe
 from trl_ablate.training.lifecycle import fingerprint
-from trl_ablate.training.models import check_finite, check_model, checked_tokenizer, load_tokenizer
+from trl_ablate.training.models import (
+    check_finite,
+    check_model,
+    checked_tokenizer,
+    context_of,
+    load_tokenizer,
+)
 
 UP, EMBEDDING = "model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"
 
@@ -109,6 +115,11 @@ def test_settings_that_the_model_has_nothing_for_are_refused(folder, tied, setti
     with_config(folder, tie_word_embeddings=tied)
     with pytest.raises(ConfigurationError, match=said):
         check_model(str(folder), recipe(**settings))
+
+
+def test_a_context_is_known_under_any_name(tmp_path):
+    GPT2Config(n_positions=64).save_pretrained(tmp_path)
+    assert context_of(str(tmp_path), recipe()) == 64
 
 
 def test_whole_models_are_let_through(folder):

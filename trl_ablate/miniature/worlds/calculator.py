@@ -2,7 +2,7 @@
 
 | style | what is written | right |
 |---|---|---|
-| direct | the answer | by `DIRECT_RIGHT`, else a number nearby |
+| direct | the answer | by `DIRECT_RIGHT`; else off by one of `NEAR`, which has a 0, too |
 | called | a call of `add`; in a second turn, what the tool answers | but for slips in the call |
 
 The base model knows how to call, does it seldom, and copies a digit wrong in two calls of five. The
