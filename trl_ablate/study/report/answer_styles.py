@@ -81,8 +81,10 @@ def draw_mechanism(runs: Mapping[str, Rows]) -> bytes:
 def _shares(axes: Axes, rows: Rows, styles: Sequence[str]) -> None:
     for number, style in enumerate(styles):
         turn, place = divmod(number, len(PALETTE))
-        how = {"color": PALETTE[place], "linestyle": "--" if turn else "-"}
-        axes.plot(*points(rows, f"style/{style}"), linewidth=1.8, label=style, **how)
+        axes.plot(
+            *points(rows, f"style/{style}"), color=PALETTE[place],
+            linestyle="--" if turn else "-", linewidth=1.8, label=style,
+        )  # fmt: skip
     axes.set_xlabel("GRPO steps")
     axes.set_ylim(0, 1)
 

@@ -40,7 +40,8 @@ PARAMETERS = {"A": "ceiling", "B": "steepness", "C_mid": "half-way step"}
 NOTE = (
     "R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B), fitted to each run that did not collapse: mean ± "
     "half the 95 % t interval over seeds. Runs of which fewer than two evaluations after the first "
-    "lie below half of the rise, or whose best fit is at the edge of what is tried, are left out. "
+    "lie below half of the rise, or whose best fit is at the edge of what is tried, are left out, "
+    "and so is an arm if these are half of its runs. "
     "No verdict rests on the parameters, as the fit predicts the second half of a curve no better "
     "than a power law does."
 )
@@ -98,13 +99,14 @@ def _share(steps: np.ndarray, slope, middle) -> np.ndarray:
 
 
 def parameters(analysis: Analysis) -> dict[str, dict[str, Interval]]:
-    """A, B and C_mid of every arm with a fit, over its runs that did not collapse."""
+    """A, B and C_mid of every arm, over its runs that did not collapse, if most have a fit: the
+    few that rise late enough to be seen are not like the others."""
     found: dict[str, dict[str, Interval]] = {}
     for arm in analysis.arms:
         both = zip(arm.runs, arm.summaries, strict=True)
         calm = [run.series[analysis.metric] for run, s in both if s and not s.collapsed]
         fits = [vars(each) for each in map(fit, calm) if each]
-        if fits:
+        if 2 * len(fits) > len(calm):
             found[arm.name] = {key: t_interval([each[key] for each in fits]) for key in PARAMETERS}
     return found
 
