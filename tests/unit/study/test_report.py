@@ -174,7 +174,7 @@ STUDIES = SHIPPED / "studies"
 def test_a_committed_report_comes_out_of_its_committed_runs(name, tmp_path, monkeypatch):
     """Byte by byte, but for the number of settings, which grows with the package, and for fitted
     curves, whose last digits depend on the version of SciPy."""
-    monkeypatch.setattr(making, "draw_curves", lambda *given: b"")  # drawing takes longest
+    monkeypatch.setattr(making, "draw_curves", lambda *given, **how: b"")  # drawing takes longest
     file = STUDIES / name / "study.yaml"
     plan, store = resolve_plan(load_study(file)), RunStore(tmp_path / "runs")
     restore(StudyRuns(plan, store), beside(file))
