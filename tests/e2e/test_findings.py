@@ -37,7 +37,7 @@ def numbers_only(monkeypatch):
     """Neither pictures nor a disk that is flushed after each of hundreds of files: both take time,
     and change no number."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(making, "draw_curves", lambda *given: b"")
+    monkeypatch.setattr(making, "draw_curves", lambda *given, **how: b"")
     for name in ("differences_picture", "effect_pictures", "sensitivity"):
         monkeypatch.setattr(making, name, lambda *given: [])
 
@@ -61,7 +61,7 @@ def test_the_findings_come_out_of_their_runs(tmp_path, capsys, numbers_only):
     assert "4 different runs, 0 done" in done(study, "plan", *whole)
     ended = warm("study", "run", *whole, "--until", "decided").wait()
     assert ended.code == 0, ended.printed
-    assert "trl-ablate findings --runs" in " ".join(ended.stdout.split())
+    assert f"findings{chosen}--runs{runs}" in "".join(ended.stdout.split())  # lines may be broken
     done(findings, chosen, "--runs", runs)
     before, numbers = page(), report.read_bytes()
     ends = {
