@@ -80,11 +80,8 @@ def _objective_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
         or (config.corrects_sampler and config.vllm_importance_sampling_mode.startswith("token"))
         or (config.beta != 0 and config.kl_in == "loss" and config.use_bias_correction_kl)
     )
-    levels_agree = (
-        (at_one and not weighs_tokens)
-        or (on_policy and loss_type == "sapo" and not weighs_tokens)
-        or (on_policy and loss_type == "cispo")
-    )
+    of_ratio = at_one or (on_policy and loss_type == "sapo")
+    levels_agree = (of_ratio and not weighs_tokens) or (on_policy and loss_type == "cispo")
     of_sequence = config.importance_sampling_level == "sequence"
     others = ("reinforce", "one_sided") if of_sequence else ("geometric",)
     spread = surrogate in others and weighs_tokens

@@ -156,6 +156,11 @@ class RunDirectory:
         named += [self.checkpoint_last, self.checkpoint_best, self.metrics_file]
         return [*filter(os.path.lexists, [*named, *self.checkpoints()])]
 
+    def others(self) -> Iterator[Path]:
+        """All other paths in its folder: files of the user, and folders of either."""
+        written = {*self.entries(), self.path / MARK}
+        return (at for at in self.path.rglob("*") if not written & {at, *at.parents})
+
     @contextmanager
     def recorded(self, *, clean: Callable[[str], str] = str, **entries: Any):
         """Keep `run.json` up to date from the start of the run to its end, however it ends; `clean`

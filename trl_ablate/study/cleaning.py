@@ -86,8 +86,6 @@ def _named_elsewhere(runs: StudyRuns) -> set[str]:
 
 def written_by(run: RunDirectory) -> list[Path]:
     """Its folder; or, where files of the user are in it, what the run has written there."""
-    written = {*run.entries(), run.path / MARK}
-    for file in run.path.rglob("*"):
-        if not file.is_dir() and not written & {file, *file.parents}:
-            return sorted(filter(os.path.lexists, written))
-    return [run.path]
+    if all(at.is_dir() for at in run.others()):
+        return [run.path]
+    return sorted(filter(os.path.lexists, [*run.entries(), run.path / MARK]))

@@ -185,9 +185,11 @@ class RunStore:
         record = directory.read()
         status, reason = record.get("status"), record.get("reason")
         is_another = not self.is_what_it_is_called(run_id)
-        if status != "failed" and (status not in DONE or reason in INTERRUPTED):
+        if status == "failed":
+            return State(status, reason, record)
+        if status not in DONE or reason in INTERRUPTED:
             return State("interrupted", reason, record)
-        if status != "failed" and is_another:
+        if is_another:
             return State("to do", "its folder contains a run with other settings", record)
         return State(status, reason, record)
 

@@ -30,7 +30,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.named_code import one_line
 from trl_ablate.recipe.named_files import profile_file
 from trl_ablate.recipe.places import PACKAGE, SHIPPED
-from trl_ablate.run.directory import MARK, RunDirectory
+from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.folders import part_of, put_back, replace_folder
 from trl_ablate.run.identity import git_state
 from trl_ablate.run.json_files import read_object, write_json
@@ -132,12 +132,12 @@ def working(bundle: Bundle, home: Path, *, code: Path, cwd: Path) -> Iterator[Lo
 def replace_run(run: RunDirectory) -> None:
     """Replace an earlier run by what came of the new one, if it wrote anything. Files of the user
     stay."""
-    part, written = part_of(run.path), {*run.entries(), run.path / MARK}
+    part = part_of(run.path)
     if not part.exists():
         return
-    for file in [*run.path.rglob("*")]:
-        to, is_link = part / file.relative_to(run.path), file.is_symlink()
-        if (is_link or file.is_file()) and not written & {file, *file.parents} and not to.exists():
+    for file in run.others():
+        to = part / file.relative_to(run.path)
+        if (file.is_symlink() or file.is_file()) and not to.exists():
             to.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(file, to, follow_symlinks=False)
     replace_folder(run.path)
