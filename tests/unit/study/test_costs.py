@@ -52,6 +52,18 @@ def test_equal_tokens_by_hand():
     assert row["learns"] == "sooner" and row["equal time"] == "–"
 
 
+def test_nothing_is_read_off_before_the_first_evaluation():
+    """The reference ends at 400 tokens; the arm, evaluated from its third step on, has 600 there,
+    or 300 in one of three seeds."""
+    runs = [run("grpo", s, [0.1, 0.2, 0.3, 0.5, 0.6], 100) for s in range(3)]
+    runs += [run("late", s, [0.1, 0.3, 0.5, 0.7, 0.9], (200, 200, 100)[s]) for s in range(3)]
+    for one in runs[3:]:
+        curve = one.series[METRIC]
+        one.series[METRIC] = Series(curve.steps[3:], curve.values[3:], curve.seconds[3:])
+    found = at_equal_cost(analyse(runs, METRIC), generated_tokens)["late"].difference
+    assert (found.n, found.mean) == (1, pytest.approx(0.9 - 0.6))
+
+
 def test_a_stopped_run_keeps_its_last_value():
     """It is compared at the tokens of the run that finished, not at the few that it generated."""
     runs = [run("grpo", s, [0.1, 0.4, 0.8, 0.8], 100) for s in range(2)]

@@ -1,9 +1,9 @@
 """Each comparison at equal cost: equal steps, generated tokens or wall-clock, and by area.
 
 At the end of training an arm that writes longer answers has cost more than its reference. A pair of
-runs is compared at the largest cost that both have reached, read off their curves. A run that a
-rule stopped, or that diverged, keeps its last value: it is compared at the other's cost. Times are
-compared only if both runs had their machine to themselves.
+runs is compared at the largest cost that both have reached, read off their curves, if both were
+evaluated before. A run that a rule stopped, or that diverged, keeps its last value: it is compared
+at the other's cost. Times are compared only if both runs had their machine to themselves.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,10 +21,11 @@ from trl_ablate.study.verdict import Verdict
 
 NOTE = (
     "Paired differences, each with its interval. Equal steps: at the end of both runs. Equal "
-    "tokens: at the largest number of generated tokens that both runs of a pair reached. Equal "
-    "time: at the longest time that both took; '–' where runs shared a machine. The area under the "
-    "curve, divided by its length, says who learns sooner. One verdict decides, that of the "
-    "answer; these are looked at beside it, with their own correction over the arms."
+    "tokens: at the largest number of generated tokens that both runs of a pair reached, of the "
+    "pairs in which both were evaluated by then. Equal time: at the longest time that both took; "
+    "'–' where runs shared a machine. The area under the curve, divided by its length, says who "
+    "learns sooner. One verdict decides, that of the answer; these are looked at beside it, with "
+    "their own correction over the arms."
 )
 TIME, TOKENS = "time", "generated tokens"
 
@@ -58,6 +59,8 @@ def _at_equal(
     ends = [float(paid[-1]) for paid, _ in curves]
     whole = [end for end, run in zip(ends, pair, strict=True) if run.status == "finished"]
     budget = min(whole) if whole else max(ends)
+    if any(budget < paid[0] for paid, _ in curves):  # not yet evaluated
+        return None, None
     first, second = (float(np.interp(budget, paid, values)) for paid, values in curves)
     return first, second
 
