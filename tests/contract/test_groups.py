@@ -32,6 +32,13 @@ def by_prompt(completions, prompts, **kwargs):
     return [1.0 if "User: 1" in prompt else float(i % 2) for i, prompt in enumerate(prompts)]
 
 
+def in_part(completions, log_extra, **kwargs):
+    """As tasks of reasoning-gym: a part of the reward for a wrong answer; every other is right."""
+    marks = [float(i % 2) for i in range(len(completions))]
+    log_extra("answer_reward", marks)
+    return [max(0.1, mark) for mark in marks]
+
+
 def ones(completions, **kwargs):
     return [1.0] * len(completions)
 
@@ -114,6 +121,13 @@ def test_counts_of_dropped_groups_and_weights_of_microbatches(make_trainer):
         factors = {one["row_weights"].unique().item() for one in parts if "row_weights" in one}
         assert factors == ({4 / max(1, filled)} if share else set())
     assert shares == {1, 0.25, 0}
+
+
+@pytest.mark.parametrize(("reward", "passed"), [(in_part, 2), (ones, 4), (by_prompt, 2)])
+def test_a_group_passes_where_an_evaluation_counts_a_success(make_trainer, reward, passed):
+    trainer = make_trainer(reward=reward, max_steps=1)
+    trainer.train()
+    assert trainer.state.log_history[0][f"groups/passed/{passed}"] == 1
 
 
 def test_resampling_fills_the_batch_with_whole_rows_of_fresh_prompts(make_trainer):

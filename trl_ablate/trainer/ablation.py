@@ -33,6 +33,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
 from trl_ablate.config import AblationConfig, own_config
+from trl_ablate.metrics import ANSWER
 from trl_ablate.rewards.own.chosen import Rewards
 from trl_ablate.trainer import (
     batching,
@@ -234,7 +235,8 @@ class AblationTrainer(GRPOTrainer):
         of_kl_N = loss_pass.kl_penalty(setting, output, self._logps_before, self.beta)
         rewards = (self._rewards_NF, self.reward_weights, self.reward_func_names)
         lengths, call = self.described.lengths, f"{self._step}-{turn}"
-        return scored(setting, output, *rewards, lengths, of_kl_N, call)
+        marks = [*self._logs["extra"].get(ANSWER, ())][-len(lengths) :]  # of this call
+        return scored(setting, output, *rewards, marks, lengths, of_kl_N, call)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         with self.phases.phase("reward"):

@@ -25,6 +25,7 @@ from trl_ablate.advantages import (
 )
 from trl_ablate.controls import flipped, placebo_reward
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.estimates import FULL_MARK
 from trl_ablate.losses import prompt_weights
 from trl_ablate.trainer.batching import BONUS_WEIGHTS, ROW_WEIGHTS, Batch, response_mask
 from trl_ablate.trainer.rollouts import Setting, counted, quarters_by_length, without
@@ -33,8 +34,6 @@ MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 """TRL's loss types that divide by the number of rows, and so by the dropped ones, too."""
 MEAN_OVER_TOKENS = ("grpo", "sapo")
 """TRL's loss types in which a completion's weight does not grow with its length."""
-ANSWER = "answer"
-"""Reward function whose value above 0 is a pass, where there are several."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,7 @@ class Scored:
     """The reward that baseline, scale and filter look at."""
     shaping_N: Tensor | None
     passed_N: Tensor
+    """Whether it is a success, as evaluations count it."""
     penalty_N: Tensor | None
     """Subtracted from the reward, but not looked at by the filter and the gate."""
     lengths: Sequence[int]
@@ -89,6 +89,7 @@ def scored(
     rewards_NF: Tensor,
     weights_F: Tensor,
     names: list[str],
+    marks: Sequence[float | None],
     lengths: Sequence[int],
     of_kl_N: Tensor | None,
     call: str,
@@ -96,6 +97,7 @@ def scored(
     """The result of one call of TRL. In training, the control switches act on the rewards.
 
     Args:
+        marks: `answer_reward` of all completions; none where no reward function logs it.
         lengths: tokens of all completions.
         of_kl_N: penalty of the KL, if it is in the reward.
         call: step and number of the call, from which the draws of the controls follow.
@@ -104,8 +106,9 @@ def scored(
     lengths_N = torch.tensor(lengths, device=rewards_NF.device)
     gate = names.index(args.outcome_gate) if args.outcome_gate in names else None  # not of a set's
     outcome_N, shaping_N = outcome_and_shaping(rewards_NF, weights_F, gate)
-    deciding = names.index(ANSWER) if gate is None and ANSWER in names else gate
-    passed_N = (outcome_N if deciding is None else rewards_NF[:, deciding]) > 0
+    full = [mark is not None and mark >= FULL_MARK for mark in marks]
+    logged = len(full) == len(lengths)
+    passed_N = torch.tensor(full, device=outcome_N.device) if logged else outcome_N > 0
     if setting.training and (args.reward_noise or args.placebo):
         draw = random.Random(f"{args.seed}-{call}-reward")
         draws_N = [draw.random() for _ in lengths]
