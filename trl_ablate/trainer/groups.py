@@ -25,8 +25,9 @@ from trl_ablate.advantages import (
 )
 from trl_ablate.controls import flipped, placebo_reward
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.estimates import FULL_MARK
+from trl_ablate.estimates import success
 from trl_ablate.losses import prompt_weights
+from trl_ablate.metrics import ANSWER
 from trl_ablate.trainer.batching import BONUS_WEIGHTS, ROW_WEIGHTS, Batch, response_mask
 from trl_ablate.trainer.rollouts import Setting, counted, quarters_by_length, without
 
@@ -106,9 +107,9 @@ def scored(
     lengths_N = torch.tensor(lengths, device=rewards_NF.device)
     gate = names.index(args.outcome_gate) if args.outcome_gate in names else None  # not of a set's
     outcome_N, shaping_N = outcome_and_shaping(rewards_NF, weights_F, gate)
-    full = [mark is not None and mark >= FULL_MARK for mark in marks]
-    logged = len(full) == len(lengths)
-    passed_N = torch.tensor(full, device=outcome_N.device) if logged else outcome_N > 0
+    passed_N = outcome_N > 0
+    if len(marks) == len(lengths):
+        passed_N = passed_N.new_tensor([bool(success({ANSWER: mark})) for mark in marks])
     if setting.training and (args.reward_noise or args.placebo):
         draw = random.Random(f"{args.seed}-{call}-reward")
         draws_N = [draw.random() for _ in lengths]
