@@ -135,13 +135,13 @@ def test_lists_are_complete():
     assert reported <= {*re.findall(r"\((\w+)/REPORT\.md\)", FINDINGS + ANSWERS)}
 
 
-@pytest.mark.parametrize("page", [README, FINDINGS, ANSWERS], ids=["README", "first", "more"])
+@pytest.mark.parametrize("page", [FINDINGS, ANSWERS], ids=["first", "more"])
 def test_answers_have_the_numbers_of_their_reports(page):
     """In a table of answers, a row without a question belongs to the one above."""
     numbers = r"[+−]\d\.\d{3}(?: \[[^\]]+\])?|\d\.\d{3} ± \d\.\d{3}"
     study, rows, compared = None, 0, 0
     for first, row in re.findall(r"^\| ([^|]*)\|(.+)$", page, flags=re.MULTILINE):
-        link = re.match(r"\[[^\]]+\]\((?:recipes/studies/)?(\w+)/REPORT\.md\)", first)
+        link = re.match(r"\[[^\]]+\]\((\w+)/REPORT\.md\)", first)
         study = (link and link[1]) if first.strip() else study
         if study:
             report = PAGES[f"recipes/studies/{study}/REPORT.md"].replace("\\", "")

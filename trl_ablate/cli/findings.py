@@ -102,7 +102,7 @@ def pages_of(chosen: Path, readme: Path | None):
     found, compared = find(read_findings(chosen), folder), page.contrasts(folder)
     texts = page.findings_pages(found, compared, folder)
     pages = {folder / name: text for name, text in texts.items()}
-    section = page.readme_section(found, compared)
+    section = page.readme_section(compared)
     if readme is not None and section is not None:
         pages[readme] = page.with_section(readme.read_text(encoding="utf-8"), section)
     return found, compared, pages

@@ -38,7 +38,6 @@ class Question:
     """A study that asks the same with more runs: the answers stand in its report alone."""
     aside: bool = False
     """Whether it follows another answer up, for the page of more answers."""
-    readme: bool = False
     worlds: dict[str, str] = field(default_factory=dict)
     """Study -> its world, for an answer that is looked for in several worlds."""
     cells: dict[str, list[str]] = field(default_factory=dict)

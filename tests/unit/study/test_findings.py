@@ -22,10 +22,13 @@ from trl_ablate.study.questions_list import LIST, read_findings
 from trl_ablate.study.report.findings_page import (
     FILE,
     README_HEADING,
+    Contrast,
     contrasts,
     foretold,
+    readme_section,
     right_share,
     so_far,
+    with_section,
 )
 from trl_ablate.study.report.found_answers import read_report
 
@@ -140,8 +143,7 @@ def written(tmp_path):
         for name, found in reports.items():
             write_json(tmp_path / name / "report.json", found)
         (tmp_path / "findings.yaml").write_text(json.dumps({"rows": rows}))
-        (tmp_path / "TOP.md").write_text(f"# Top\n\n{README_HEADING}\nold\n\n## Switches\n\nlast\n")
-        *_, pages = pages_of(tmp_path / "findings.yaml", tmp_path / "TOP.md")
+        *_, pages = pages_of(tmp_path / "findings.yaml", None)
         return {path.name: text.replace("\\", "") for path, text in pages.items()}
 
     return written
@@ -238,20 +240,6 @@ def test_an_x_ray_counts_where_it_compares_the_same_arms_as_the_runs(written, tm
     assert (tmp_path / "xray.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_readme_is_rewritten_once_four_questions_have_answers(written):
-    rows = [asked(n, arms={"a": n}, readme=True) for n in ("one", "two", "three", "five")]
-    rows.append(asked("four", "factors", readme=True))
-    found = {n: report({"a": arm("better")}) for n in ("one", "two")}
-    words = "A matters more with b: it is −0.5 there. Difference of differences −0.4."
-    found["four"] = report({}, [({"verdict": "worse", "estimate": -0.4}, words)])
-    assert "TOP.md" not in written(rows, found)
-    text = written(rows, {**found, "five": report({"a": arm("worse")})})["TOP.md"]
-    assert "old" not in text and text.endswith("\n## Switches\n\nlast\n")
-    row = f"| [What of two?](recipes/studies/two/REPORT.md) | two is better, {SHOWN} (5 pairs) |"
-    assert row in text and text.count("REPORT.md") == 4
-    assert "| A matters more with b: it is −0.5 there |" in text
-
-
 @pytest.mark.parametrize(
     ("row", "complaint"),
     [
@@ -310,6 +298,40 @@ def test_a_comparison_with_published_runs_by_hand(tmp_path):
     assert contrasts(tmp_path / "nowhere") == []
     (tmp_path / "published" / "runs.csv").unlink()  # as in a wheel
     assert contrasts(tmp_path) == []
+
+
+def scales(toy: float, small: tuple | None, runs: int = 4) -> Contrast:
+    """Half-widths of 0.3 and, if it is given, 0.4; published runs of two groups."""
+    keys = ("difference", "low", "high")
+    entry = {"difference": toy, "low": toy - 0.3, "high": toy + 0.3, "collapsed": [0, 5]}
+    other = small and dict(zip(keys, small, strict=True), collapsed=[0, runs])
+    there = {"olmo_a A": (0.154, 4), "qwen_math std": (-0.7, 1)}
+    return Contrast("new", entry, other, there, None, {})
+
+
+def test_the_effects_at_three_scales_and_how_far_two_are_apart():
+    found = scales(-0.6, (0.1, -0.3, 0.5))
+    toy, small, there = (
+        "−0.60 [−0.90, −0.30] (5)",
+        "+0.10 [−0.30, +0.50] (4)",
+        "A +0.15 (4), math −0.70 (1)",
+    )
+    assert found.columns == [toy, small, there]
+    assert found.apart == "−0.70 [−1.20, −0.20]"  # 3, 4, 5
+    early, never = scales(-0.6, (0.1, None, None)), scales(-0.6, None)
+    assert (early.columns[1], early.apart) == ("+0.10 (4)", "–")
+    assert (never.columns[1], never.apart) == ("–", "–")
+
+
+def test_the_readme_has_the_effects_that_the_small_model_has_in_four_runs():
+    few, none = scales(0.2, (0.1, 0.0, 0.2), runs=3), scales(0.2, None)
+    assert readme_section([few, none]) is None
+    section = readme_section([few, none, scales(-0.6, (0.1, -0.3, 0.5))])
+    assert [row.split(" | ")[1] for row in section.splitlines() if row.startswith("| new")] == [
+        "−0.60 [−0.90, −0.30] (5)"
+    ]
+    text = with_section(f"# Top\n\n{README_HEADING}\nold\n\n## Switches\n\nlast\n", section)
+    assert "old" not in text and text.endswith("\n## Switches\n\nlast\n")
 
 
 def test_before_the_first_look_the_means_of_all_runs_are_compared():

@@ -15,7 +15,7 @@ from trl_ablate.run.picture import FAINT, INK, PALETTE, STYLE, png_of
 from trl_ablate.run.untrusted import for_picture
 from trl_ablate.study.report.analysis import Analysis
 from trl_ablate.study.report.document import Picture
-from trl_ablate.study.report.findings_page import Contrast
+from trl_ablate.study.report.findings_page import Contrast, source_of
 from trl_ablate.study.report.found_answers import ArmFound
 from trl_ablate.study.report.pictures import DPI, LABEL_SIZE, WIDTH, axes_at, gutter, looks, title
 from trl_ablate.study.report.stats import Comparison
@@ -201,18 +201,12 @@ def _draw_published(axes: Axes, row: int, contrast: Contrast) -> None:
         after, before = (abs(difference - places[place + by]) < NEAR for by in (1, -1))
         above = not above if before else True
         axes.annotate(
-            _source(name),
+            for_picture(source_of(name)),
             (difference, row), xytext=(0, 5 if above else -5), textcoords="offset points",
             ha="right" if after and not before else "center",
             va="bottom" if above else "top", fontsize=LABEL_SIZE - 1.5, color=INK,
             parse_math=False,
         )  # fmt: skip
-
-
-def _source(name: str) -> str:
-    """`A` of `olmo_a A`, `math` of `qwen_math baselines`."""
-    file, _, group = name.partition(" ")
-    return for_picture(group if len(group) == 1 else file.rpartition("_")[2])
 
 
 def _interval(

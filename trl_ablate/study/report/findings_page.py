@@ -6,6 +6,7 @@ Studies without runs appear as not run yet. `predictions.yaml` beside published 
 and contrasts: how often does the toy foretell published runs?
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from trl_ablate.metrics import LENGTH
 from trl_ablate.run.untrusted import for_markdown
 from trl_ablate.study.report.foreign_runs import read_runs
 from trl_ablate.study.report.found_answers import ArmFound, Found, answers, read_report, with_xray
-from trl_ablate.study.report.numbers import NOTHING
+from trl_ablate.study.report.numbers import NOTHING, signed, within
 from trl_ablate.study.report.verdicts import MOSTLY
 from trl_ablate.study.report.xray_outcomes import pairs_of_answers, sentence
 from trl_ablate.study.two_part import clopper_pearson
@@ -29,7 +30,8 @@ from trl_ablate.study.verdict import Verdict
 
 _INTERVAL = re.compile(r"\\\[([+−]\d+\.\d+, [+−]\d+\.\d+)\\\]")
 _EMPTY_SECTION = re.compile(r"^## [^\n]+\n+(?=## |\Z)", re.MULTILINE)
-README_ROWS = 4
+README_RUNS = 4
+"""README's section has the contrasts of which the small model has so many runs."""
 README_HEADING = "## Answers so far\n"
 PICTURE, SCATTER, SCALES = "findings.png", "xray.png", "scales.png"
 TEMPLATES = Path(__file__).parent / "templates"
@@ -54,6 +56,37 @@ class Contrast:
     @property
     def wrong(self) -> str:
         return ", ".join(name for name, came in self.right.items() if not came) or NOTHING
+
+    @property
+    def columns(self) -> list[str]:
+        """The difference at each scale, with the runs of the arm; the published ones by source."""
+        sizes = [(f"{source_of(name)} ", found) for name, found in self.published.items()]
+        there = [f"{name}{signed(value, 2)} ({runs})" for name, (value, runs) in sizes]
+        return [_effect(self.toy), _effect(self.small), ", ".join(there)]
+
+    @property
+    def apart(self) -> str:
+        """The toy's difference minus the small model's; of two studies, so that the squares of
+        their intervals' half-widths add up."""
+        both = [self.toy, self.small or {}]
+        if any(each.get("low") is None for each in both):
+            return NOTHING
+        toy, small = (each["difference"] for each in both)
+        half = math.hypot(*((each["high"] - each["low"]) / 2 for each in both))
+        return within(toy - small, toy - small - half, toy - small + half, 2)
+
+
+def source_of(published: str) -> str:
+    """`A` of `olmo_a A`, `math` of `qwen_math baselines`."""
+    file, _, group = published.partition(" ")
+    return group if len(group) == 1 else file.rpartition("_")[2]
+
+
+def _effect(entry: Mapping[str, Any] | None) -> str:
+    if entry is None:
+        return NOTHING
+    values = [entry[key] for key in ("difference", "low", "high")]
+    return f"{within(*values, 2)} ({entry['collapsed'][1]})"
 
 
 def contrasts(studies: Path) -> list[Contrast]:
@@ -145,6 +178,7 @@ def findings_pages(
         foretold=foretold,
         right_share=foretold and right_share(foretold),
         scales=SCALES if compared else None,
+        compared=compared,
         correlation=sentence(pairs),
         picture=PICTURE if drawn else None,
         scatter=SCATTER if pairs else None,
@@ -184,12 +218,10 @@ def answered_arms(found: Sequence[Found]) -> list[ArmFound]:
     return [arm for row in answers(found) if row.asked.part in in_words for arm in row.arms]
 
 
-def readme_section(found: Sequence[Found], compared: Sequence[Contrast]) -> str | None:
-    """The section of README; None as long as too few of its questions have an answer."""
-    shown = [row for row in found if row.asked.readme and row.is_run][:README_ROWS]
-    if len(shown) < README_ROWS:
-        return None
-    return _rendered("README.md.j2", shown=shown, scales=SCALES if compared else None)
+def readme_section(compared: Sequence[Contrast]) -> str | None:
+    """The section of README; None before the small model has runs enough."""
+    shown = [each for each in compared if each.small and each.small["collapsed"][1] >= README_RUNS]
+    return _rendered("README.md.j2", shown=shown, scales=SCALES) if shown else None
 
 
 def with_section(readme: str, section: str) -> str:
