@@ -6,25 +6,17 @@ import subprocess
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.support.warm import Ended, grade_without_processes, warm
-from trl_ablate import load_recipe
+from tests.support.warm import Ended, grade_without_processes, smaller, warm
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.json_files import read_object
 
 BY_ACCELERATE = "std_dev_off"
 OTHERS = {path.stem for path in (REPOSITORY / "recipes").glob("*.yaml")} - {BY_ACCELERATE}
-SIZES = ("generation_batch_size", "optimizer_batch_size", "per_device_train_batch_size")
-
-
-def a_quarter(arm: str) -> list[str]:
-    """Sizes that keep the number of microbatches and of optimizer steps of a rollout batch."""
-    config = load_recipe(REPOSITORY / "recipes" / f"{arm}.yaml", "miniature").config
-    return [word for size in SIZES for word in (f"--{size}", str(getattr(config, size) // 4))]
 
 
 def train(arm: str, *words: str) -> Ended:
     if arm != BY_ACCELERATE:
-        words = (*words, *a_quarter(arm), "--report_to", "none")
+        words = (*words, *smaller(arm, "miniature", 4), "--report_to", "none")
         recipe = f"recipes/{arm}.yaml"
         return warm("train", recipe, *words, sabotage=grade_without_processes).wait()
     done = subprocess.run(

@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 
 from tests.conftest import REPOSITORY
-from trl_ablate import miniature
+from trl_ablate import load_recipe, miniature
 from trl_ablate.rewards.grading.pool import Outcome, WorkerPool
 from trl_ablate.run.json_files import write_jsonl
 from trl_ablate.study.engines.warm import IMPORTS_OF_A_TRAINING, ForkServer, WarmProcess
@@ -31,6 +31,7 @@ SMALL = [
 ]  # fmt: skip
 """A training of small steps that saves and evaluates; intervals and length are to be added."""
 
+SIZES = ("generation_batch_size", "optimizer_batch_size", "per_device_train_batch_size")
 PATIENCE = 300
 IMPORTS = (
     *IMPORTS_OF_A_TRAINING, "trl_ablate.cli.evaluate", "trl_ablate.training.evaluating",
@@ -117,6 +118,13 @@ def warm(
     """
     words = tuple(str(word) for word in words)
     return fork(_command, command, words, sabotage, environment or {}, with_graders)
+
+
+def smaller(arm: str, profile: str, by: int) -> list[str]:
+    """Smaller sizes that keep the number of microbatches and of optimizer steps of a rollout
+    batch."""
+    config = load_recipe(REPOSITORY / "recipes" / f"{arm}.yaml", profile).config
+    return [word for size in SIZES for word in (f"--{size}", str(getattr(config, size) // by))]
 
 
 def grade_without_processes() -> None:

@@ -315,8 +315,10 @@ def explained(environment: dict[str, Any]) -> Iterator[None]:
     except (ImportError, TypeError, ValueError) as error:
         if not environment:
             raise
+        remedy = "; set chat_template to a file that writes them (recipes/worlds/calculator.jinja)"
         raise ConfigurationError(
             f"TRL refuses {' and '.join(environment)} of this recipe: {one_line(error)}"
+            + remedy * ("tool calling" in str(error))
         ) from error
 
 
