@@ -122,8 +122,9 @@ def warm(
 
 def smaller(arm: str, profile: str, by: int) -> list[str]:
     """Smaller sizes that keep the number of microbatches and of optimizer steps of a rollout
-    batch."""
+    batch, of a group or more."""
     config = load_recipe(REPOSITORY / "recipes" / f"{arm}.yaml", profile).config
+    by = min(by, config.generation_batch_size // config.num_generations)
     return [word for size in SIZES for word in (f"--{size}", str(getattr(config, size) // by))]
 
 
