@@ -85,8 +85,8 @@ def source_of(published: str) -> str:
 def _effect(entry: Mapping[str, Any] | None) -> str:
     if entry is None:
         return NOTHING
-    values = [entry[key] for key in ("difference", "low", "high")]
-    return f"{within(*values, 2)} ({entry['collapsed'][1]})"
+    difference = within(entry["difference"], entry["low"], entry["high"], 2)
+    return f"{difference} ({entry['collapsed'][1]})"
 
 
 def contrasts(studies: Path) -> list[Contrast]:

@@ -131,15 +131,6 @@ class ArmFound:
         return re.split(r",| (?:sign|length|difficulty)", far.verdict)[0]
 
     @property
-    def brief(self) -> str:
-        if self.kind in (Verdict.FAILS_MORE, Verdict.FAILS_LESS):
-            return f"{self.words} {self.kind}: {self.successes}"
-        if self.kind == Verdict.COLLAPSE:
-            return f"{self.words} collapses, {self.difference}"
-        disagree = " (two tests disagree)" * bool(self.numbers["disagreement"])
-        return f"{self.words} is {self.kind}{disagree}, {self.difference} ({self.runs})"
-
-    @property
     def expected(self) -> str:
         """A verdict, or the size of the difference."""
         given = self.numbers["expected"]
@@ -190,9 +181,9 @@ class Found:
 
     @property
     def in_brief(self) -> str:
-        """The headline alone, for a short page."""
+        """The headline alone, or the largest effect."""
         if self.headline:
-            return self.headline.brief
+            return self.headline.in_short
         sentence = next(filter(None, self.effects or ()), "no effect is distinguishable")
         return sentence.partition(". ")[0]
 
