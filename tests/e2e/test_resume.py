@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 from tests.conftest import REPOSITORY
 from tests.support.folders import mount, shared_once, unmount
-from tests.support.rows import without_times
+from tests.support.rows import outcome
 from tests.support.warm import Ended, warm
 from trl_ablate.run.checkpoints import latest_whole_checkpoint, step_of
 from trl_ablate.run.directory import RunDirectory
@@ -102,17 +101,6 @@ def wait_for_step(output: Path, training: Any) -> None:
     before = file.stat().st_size if file.exists() else 0
     while training.alive and (not file.exists() or file.stat().st_size <= before):
         time.sleep(0.05)
-
-
-def outcome(output: Path) -> tuple[list[dict], list[dict], dict]:
-    """What a run ends with: weights, last and best; what it logged but for times; the best step."""
-    run = RunDirectory(output)
-    weights = [
-        {name: tensor.numpy().tobytes() for name, tensor in load_file(file).items()}
-        for folder in (run.checkpoint_last, run.checkpoint_best)
-        for file in folder.glob("*.safetensors")
-    ]
-    return weights, [without_times(row) for row in run.metrics()], run.best() or {}
 
 
 def assert_same(one: Path, other: Path) -> None:

@@ -1,13 +1,10 @@
 """GRPO on the miniature with the real vLLM engine in the process, by the README's own command."""
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
 
-from tests.conftest import REPOSITORY
+from tests.support.warm import by_script
 from trl_ablate.run.directory import RunDirectory
 
 if find_spec("vllm") is None:
@@ -31,12 +28,8 @@ def rows(tmp_path_factory) -> list[dict]:
     words = ["--profile", "miniature", "--use_vllm", "true", "--vllm_max_model_length", "128"]
     words += ["--report_to", "none", "--min_tokens", "0", "--grpo_steps", str(STEPS)]
     words += ["--eval_steps", "6", "--eval_size", "512", "--output_dir", str(run.path)]
-    done = subprocess.run(
-        [sys.executable, "scripts/train.py", "recipes/quickstart.yaml", *words],
-        cwd=REPOSITORY, capture_output=True, text=True, timeout=900,
-        env={**os.environ, "VLLM_NO_USAGE_STATS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    ended = by_script("recipes/quickstart.yaml", *words)
+    assert ended.code == 0, ended.printed
     return list(run.metrics())
 
 

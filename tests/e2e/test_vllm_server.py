@@ -19,7 +19,7 @@ if find_spec("vllm") is None:
 from transformers import AutoTokenizer
 from trl.generation.vllm_client import VLLMClient
 
-from tests.conftest import REPOSITORY
+from tests.support.warm import by_script
 from trl_ablate import AblationConfig, miniature
 from trl_ablate.run.failures import message_of
 from trl_ablate.trainer.generation import StopStrings, backend_generation_kwargs
@@ -118,15 +118,9 @@ def test_a_run_without_its_server_says_so(tmp_path):
     words = ["recipes/vllm_server.yaml", "--profile", "miniature", "--use_vllm", "true"]
     words += ["--vllm_server_host", "127.0.0.1", "--vllm_server_port", "9"]
     words += ["--vllm_server_timeout", "1", "--output_dir", str(tmp_path / "run")]
-    done = subprocess.run(
-        [sys.executable, "scripts/train.py", *words, "--report_to", "none"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    said = done.stderr.splitlines()[-1]
-    assert done.returncode == 1 and "Traceback" not in done.stderr
+    ended = by_script(*words, "--report_to", "none")
+    said = ended.stderr.splitlines()[-1]
+    assert ended.code == 1 and "Traceback" not in ended.stderr
     assert said.startswith(
         "error: the vLLM server does not answer (The vLLM server can't be reached"
     )

@@ -120,6 +120,16 @@ def warm(
     return fork(_command, command, words, sabotage, environment or {}, with_graders)
 
 
+def by_script(*words: str) -> Ended:
+    """A training by the README's own command in a new interpreter, as vLLM's engine needs."""
+    done = subprocess.run(
+        [sys.executable, "scripts/train.py", *words],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=900,
+        env={**os.environ, "VLLM_NO_USAGE_STATS": "1"},
+    )  # fmt: skip
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
 def smaller(arm: str, profile: str, by: int) -> list[str]:
     """Smaller sizes that keep the number of microbatches and of optimizer steps of a rollout
     batch, of a group or more."""

@@ -315,10 +315,11 @@ def explained(environment: dict[str, Any]) -> Iterator[None]:
     except (ImportError, TypeError, ValueError) as error:
         if not environment:
             raise
-        remedy = "; set chat_template to a file that writes them (recipes/worlds/calculator.jinja)"
+        why, remedy = one_line(error), ""
+        if "tool calling" in why:
+            remedy = "; set chat_template to a file with calls, as recipes/worlds/calculator.jinja"
         raise ConfigurationError(
-            f"TRL refuses {' and '.join(environment)} of this recipe: {one_line(error)}"
-            + remedy * ("tool calling" in str(error))
+            f"TRL refuses {' and '.join(environment)} of this recipe: {why.rstrip('.')}{remedy}"
         ) from error
 
 
