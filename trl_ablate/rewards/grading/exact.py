@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from trl_ablate.rewards.grading.latex import untext
-from trl_ablate.rewards.grading.reading import BASED_NUMERAL, Reading, split_list
+from trl_ablate.rewards.grading.reading import BASED_NUMERAL, Reading, lone_unit, split_list
 
 PLACES = 6
 """Decimals to which math-verify rounds."""
@@ -39,7 +39,7 @@ def cheap_verdict(answer: Reading, gold: Reading) -> bool | None:
         return True  # if the reference is the list "81, 256", the answer "81,256" is that list
     if gold.words is not None and answer.letters is not None:
         return _compare_words(answer, gold)
-    if answer.unit and gold.unit and answer.unit != gold.unit:
+    if _differ_in_units(answer, gold):
         return False
     if not answer.readable or not answer.value or _SIGNS.fullmatch(answer.value):
         return False
@@ -55,6 +55,14 @@ def for_algebra(answer: Reading, gold: Reading) -> tuple[str, str]:
     if _same_kind_of_statement(answer, gold):
         return answer.value, gold.value
     return answer.tidied, gold.tidied
+
+
+def _differ_in_units(answer: Reading, gold: Reading) -> bool:
+    """Whether both have a known unit, and not the same."""
+    if not answer.unit and not gold.unit:
+        return False
+    units = {one.unit or lone_unit(one.value) for one in (answer, gold)}
+    return len(units - {None}) > 1
 
 
 def _same_kind_of_statement(answer: Reading, gold: Reading) -> bool:

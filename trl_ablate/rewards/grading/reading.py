@@ -165,6 +165,12 @@ def split_unit(text: str) -> tuple[str, str | None]:
     return (value, unit) if unit or in_text else (text, None)
 
 
+def lone_unit(text: str) -> str | None:
+    """That of `18 m`, which is a variable unless the other answer has a unit."""
+    letter = re.search(r"[\d}) ] ([a-z])$", text)
+    return _CANONICAL.get(letter[1]) if letter else None
+
+
 def _canonical(words: str, power: str | None) -> str | None:
     """One spelling for each unit of the table, e.g. `cm^2`; None for anything else."""
     parts = words.lower().strip().split()
