@@ -167,7 +167,7 @@ def split_unit(text: str) -> tuple[str, str | None]:
 
 def lone_unit(text: str) -> str | None:
     """That of `18 m`, which is a variable unless the other answer has a unit."""
-    letter = re.search(r"[\d}) ] ([a-z])$", text)
+    letter = re.search(r"[\d})] ([a-z])$", text)
     return _CANONICAL.get(letter[1]) if letter else None
 
 
