@@ -65,6 +65,17 @@ def check_switches(config: Any) -> None:
         "positive_weight and negative_weight are both 0, so no completion has a gradient; raise "
         "one of them",
     )
+    _refuse_if(
+        best_of_others and config.positive_weight == 0 and not config.outcome_gate,
+        "positive_weight is 0, and baseline 'best_of_others' makes no advantage negative, so no "
+        "completion has a gradient; raise positive_weight",
+    )
+    _refuse_if(
+        config.placebo == "constant" and _ends_equal(config),
+        f"placebo 'constant' gives no gradient with baseline '{config.baseline}', scale_rewards "
+        f"'{config.scale_rewards}', group_filter '{config.group_filter}' and hard_group_exponent "
+        f"{config.hard_group_exponent}, as all rewards are 1; use those of placebo_constant.yaml",
+    )
     if config.multi_objective_aggregation != "normalize_then_sum":
         return
     _refuse_if(
@@ -80,6 +91,14 @@ def check_switches(config: Any) -> None:
         f"{given} acts on the sum of the rewards, but multi_objective_aggregation "
         "'normalize_then_sum' normalises each of them; use 'sum_then_normalize'",
     )
+
+
+def _ends_equal(config: Any) -> bool:
+    """Whether all advantages are 0 if all rewards are 1."""
+    if config.group_filter != "none" or config.hard_group_exponent:
+        return True
+    kept = config.baseline in ("none", "half") and config.scale_rewards in ("none", "group_mean")
+    return not (kept or config.overlong_penalty or (config.kl_in == "reward" and config.beta))
 
 
 def check_batches(config: Any) -> None:

@@ -92,9 +92,12 @@ def per_prompt(rows: Sequence[Row], samples: int) -> dict[str, list[float]]:
         ]
         return [sum(prompt) / len(prompt) for prompt in graded_P if prompt]
 
+    def marked(row: Row, name: str) -> float | None:
+        return None if row["reward"] is None else row.get(name)
+
     rates = success_rates([list(map(success, prompt)) for prompt in prompts])
     return {
-        **{name: means(lambda row, name=name: row.get(name)) for name in GRADED},
+        **{name: means(lambda row, name=name: marked(row, name)) for name in GRADED},
         **(rates if samples > 1 else {}),
         "mean_length": means(lambda row: row["length"]),
         "truncated": means(lambda row: row["truncated"]),
@@ -191,8 +194,9 @@ def deviation(values: Sequence[float | None]) -> float | None:
 
 
 def merged(calls: Sequence[Mapping[str, float]], counts: Sequence[int]) -> dict[str, float | None]:
-    """The metrics of several calls as those of all completions: means over what they are means of.
-    A call in which a metric is missing or NaN is left out; None if no call has the metric."""
+    """The metrics of several calls as those of all completions: means over what they are means of,
+    and sums of what the grader counts. A call in which a metric is missing or NaN is left out;
+    None if no call has the metric."""
     found: dict[str, float | None] = {}
     for name in dict.fromkeys(name for call in calls for name in call):
         known = [
@@ -201,6 +205,8 @@ def merged(calls: Sequence[Mapping[str, float]], counts: Sequence[int]) -> dict[
             if not math.isnan(call.get(name, math.nan))
         ]
         weight = sum(count for _, count in known)
+        if name.startswith("grader/"):
+            known, weight = [(value, 1) for value, _ in known], min(1, len(known))
         found[name] = sum(value * count for value, count in known) / weight if weight else None
         if known and not weight:  # no tool was called
             found[name] = 0.0

@@ -123,9 +123,15 @@ def test_counts_of_dropped_groups_and_weights_of_microbatches(make_trainer):
     assert shares == {1, 0.25, 0}
 
 
-@pytest.mark.parametrize(("reward", "passed"), [(in_part, 2), (ones, 4), (by_prompt, 2)])
-def test_a_group_passes_where_an_evaluation_counts_a_success(make_trainer, reward, passed):
-    trainer = make_trainer(reward=reward, max_steps=1)
+@pytest.mark.parametrize(
+    ("reward", "passed", "settings"),
+    [(in_part, 2, {}), (ones, 4, {}), (by_prompt, 2, {}),
+     ([outcome, style], 2, {"outcome_gate": "style"})],
+)  # fmt: skip
+def test_a_group_passes_where_an_evaluation_counts_a_success(
+    make_trainer, reward, passed, settings
+):
+    trainer = make_trainer(reward=reward, max_steps=1, **settings)
     trainer.train()
     assert trainer.state.log_history[0][f"groups/passed/{passed}"] == 1
 
@@ -236,6 +242,7 @@ KL = {"beta": BETA, "kl_in": "reward"}
         *({**KL, "kl_estimator": estimator, "num_iterations": epochs}
           for estimator, epochs in (("k1", 1), ("k2", 2), ("k3", 1))),
         {**LENGTH, **KL, "outcome_gate": "outcome"},
+        {**KL, "mask_truncated_completions": True},
     ],
     ids=str,
 )  # fmt: skip
@@ -253,9 +260,10 @@ def test_penalties_are_subtracted_from_the_reward(make_trainer, settings):
     assert logged.get("rollouts/overlong_penalty", [0.0]) == [pytest.approx(of_length_N.mean())]
     reward_N = torch.tensor([1.0, 1.0, 0.0, 0.0] * 2) - of_length_N
     if "kl_in" in settings:
+        reference_NT = output["ref_per_token_logps"]
+        mask_NT = (torch.arange(reference_NT.size(1)) < lengths_N[:, None]).long()
         with torch.no_grad():
-            logps_NT = logps_of(trainer.model, output)
-        reference_NT, mask_NT = output["ref_per_token_logps"], output["completion_mask"]
+            logps_NT = logps_of(trainer.model, {**output, "completion_mask": mask_NT})
         estimator = trainer.args.kl_estimator
         kl_N = (kl_to_reference(logps_NT, reference_NT, estimator) * mask_NT).sum(1)
         assert kl_N.abs().max() > 1e-3
@@ -263,7 +271,10 @@ def test_penalties_are_subtracted_from_the_reward(make_trainer, settings):
         reward_N = reward_N - BETA * kl_N
     expected_PG = reward_N.view(2, 4) - reward_N.view(2, 4).mean(1, keepdim=True)
     expected_PG += torch.tensor([1.0, -1.0, 0.0, 0.0]) * gate
-    torch.testing.assert_close(output["advantages"], expected_PG.flatten(), atol=1e-5, rtol=1e-4)
+    kept_N = output["completion_mask"].any(1)
+    assert kept_N.all() != trainer.mask_truncated_completions
+    found_N, expected_N = output["advantages"][kept_N], expected_PG.flatten()[kept_N]
+    torch.testing.assert_close(found_N, expected_N, atol=1e-5, rtol=1e-4)
     plain = [3.0, 1.0, 0.0, 0.0] if gate else [1.0, 1.0, 0.0, 0.0]
     assert [row["reward"] for row in trainer.latest_rollouts()] == plain * 2
 
@@ -338,19 +349,31 @@ def test_bnpo_averages_over_the_microbatches_that_have_a_group(make_trainer, bat
     assert_losses_are(trainer, parts, batch, formula)
 
 
-def test_means_of_rows_are_over_those_that_stay(make_trainer, batch):
+CLIPPED = [f"clip_ratio/{one}" for one in ("low_mean", "high_mean", "region_mean", "low_min")]
+BY_ROW = {"importance_sampling_level": "sequence", "epsilon": 1e-4, "loss_type": "grpo"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "names", "lower"),
+    [(BY_ROW, CLIPPED, 0.0), (BY_ROW, CLIPPED, 2.0),
+     ({"loss_type": "vespo"}, ["vespo/phi_seq_mean"], 0.0)],
+    ids=["some", "all are clipped", "vespo"],
+)  # fmt: skip
+def test_means_of_rows_are_over_those_that_stay(make_trainer, batch, settings, names, lower):
     """With one ratio a row, those that are left out have a ratio of 1, and none is clipped."""
-    settings = {"importance_sampling_level": "sequence", "epsilon": 1e-4, "loss_type": "grpo"}
+    batch["advantages"] = torch.where(torch.tensor(lower > 0), -1.0, batch["advantages"])
     left = batch["completion_mask"] * torch.tensor([[1], [1], [0], [0]])
     found = {}
     for name, mask in (("none", batch["completion_mask"][:2]), ("drop", left)):
         trainer = amid_a_step(make_trainer(group_filter=name, num_generations=2, **settings))
-        batch["old_per_token_logps"] = nearby(trainer.model, batch, 0.4)
+        batch["old_per_token_logps"] = nearby(trainer.model, batch, 0.4) + lower
         part = {key: rows[: len(mask)] for key, rows in batch.items() if rows.dim()}
-        trainer._compute_loss(trainer.model, {**part, "completion_mask": mask})
+        part |= {"completion_mask": mask, "num_items_in_batch": mask.sum()}
+        trainer._compute_loss(trainer.model, part)
         metrics = trainer._metrics["train"]
-        found[name] = [metrics[f"clip_ratio/{side}_mean"][-1] for side in ("low", "high", "region")]
-    assert found["drop"] == found["none"] and found["none"][2] > 0
+        found[name] = [metrics[one][-1] for one in names]
+    assert found["drop"] == pytest.approx(found["none"]) and max(found["none"]) > 0
+    assert found["none"][-1] == 1 or not lower
 
 
 @pytest.mark.parametrize("coefficient", [0.0, 0.2])

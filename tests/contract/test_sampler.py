@@ -24,7 +24,11 @@ GAP = "sampling/sampling_logp_difference/mean"
 FAST = {"optim": "sgd", "learning_rate": 1.0, "max_steps": STEPS, "max_grad_norm": 1e9}
 
 
-def watched(make_trainer, **settings):
+def varied(text):
+    return sum(map(ord, text)) % 7 / 3
+
+
+def watched(make_trainer, score=varied, **settings):
     """The policy's weights at each GRPO step, as they are for the sampler, and those that generated
     its rollouts."""
     policy, sampled = [], []
@@ -33,7 +37,7 @@ def watched(make_trainer, **settings):
         dtype = trainer.args.sampler_dtype
         own = [one.detach() for one in trainer.model.parameters()]
         policy.append(torch.cat([(rounded(x, dtype) if dtype else x).flatten() for x in own]))
-        return [sum(map(ord, text)) % 7 / 3 for text in completions]
+        return [score(text) for text in completions]
 
     trainer = make_trainer(reward=reward, **{**FAST, **settings})
     generate = trainer.model.generate
@@ -74,8 +78,8 @@ def test_rollouts_come_from_the_rounded_weights_of_k_steps_ago(make_trainer, k, 
 
 def test_several_rounds_of_a_step_count_once(make_trainer):
     _, policy, sampled = watched(
-        make_trainer, rollout_staleness=1, group_filter="resample", max_resample_rounds=2,
-        placebo="constant",
+        make_trainer, score=lambda text: 1.0, rollout_staleness=1, group_filter="resample",
+        max_resample_rounds=2,
     )  # fmt: skip
     assert len(sampled) == 3 * STEPS
     assert all(torch.equal(one, policy[0]) for one in sampled)  # every step is skipped

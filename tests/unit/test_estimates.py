@@ -95,6 +95,11 @@ def test_a_prompt_counts_once_whatever_its_samples(rewards, samples, mean, error
     assert errors.keys() == found.keys() - {"reward_stderr"}
 
 
+def test_the_format_of_what_is_not_graded_does_not_count():
+    found = summary([row(None, format_reward=1.0), row(0.0, format_reward=0.0)])
+    assert found["format_reward"] == 0 and found["ungraded"] == 0.5
+
+
 @pytest.mark.parametrize("samples", [1, 2, 6])
 def test_every_metric_has_its_name(samples):
     rows = [row(1.0, format_reward=1.0, answer_reward=1.0)] * samples
@@ -146,6 +151,7 @@ OF_STYLE = {"style/direct": 1.0, "style/direct_reward": 0.0, "style/direct_lengt
             {**OF_TOOLS, "tools/failure_frequency": 3 / 8},
         ),
         (NO_CALL, NO_CALL, [4, 2], NO_CALL),
+        ({"grader/ungraded": 3.0}, {"grader/ungraded": 1.0}, [8, 8], {"grader/ungraded": 4.0}),
         # one direct answer in 2 is right, and of the next 100 none is
         (
             {**OF_STYLE, "style/direct": 0.5, "style/direct_reward": 1.0},

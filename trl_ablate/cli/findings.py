@@ -35,6 +35,8 @@ def main(options: argparse.Namespace) -> None:
             f"{SHIPPED / 'studies'} and give the copy's findings.yaml"
         )
     if options.runs is not None:
+        if not options.runs.is_dir():
+            raise ConfigurationError(f"--runs {options.runs} is not a folder; name one with runs")
         write_reports(chosen, options.runs)
     for path in write_pages(chosen, SHIPPED.parent / "README.md" if chosen == LIST else None):
         console.print(str(path))
@@ -45,14 +47,20 @@ def write_reports(chosen: Path, runs: Path) -> None:
     runs, and their X-rays. Runs that are kept beside a study are put back first."""
     from trl_ablate.cli.study_runs import files_of, known
     from trl_ablate.study.kept_runs import beside, keep, restore
+    from trl_ablate.study.questions_list import read_findings
     from trl_ablate.study.report.found_answers import read_report
     from trl_ablate.study.report.making import report_study
     from trl_ablate.study.xray_file import XRAY, xray_folder
 
+    rows = read_findings(chosen)
+    final = {row.study for row in rows if row.replaced_by}
+    final -= {study for row in rows if not row.replaced_by for study in row.studies}
     for file in files_of(chosen):
+        if file.parent.name in final and (file.parent / "report.json").is_file():
+            continue  # it is replaced, and its report stays as it is
         study = known(file, runs)
         plan, store = study.plan, study.store
-        restore(study, beside(file))
+        restore(study, beside(file), console.print)
         xray = xray_folder(store, plan.study) / XRAY
         if xray.is_file():
             shutil.copyfile(xray, file.parent / XRAY)

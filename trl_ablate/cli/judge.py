@@ -44,12 +44,14 @@ from trl_ablate.cli.terminal import console, show_document
     flag("--json", "print the numbers as JSON instead"),
 )  # fmt: skip
 def main(options: argparse.Namespace) -> None:
-    from trl_ablate.errors import shortened
+    from trl_ablate.errors import ConfigurationError, shortened
     from trl_ablate.study.report.foreign_runs import metric_of, read_runs
     from trl_ablate.study.report.judged_arms import Rules, judge_runs
     from trl_ablate.study.report.judged_page import judged_document, judged_numbers
     from trl_ablate.study.verdict import check_margin
 
+    if options.out and options.out.is_file():
+        raise ConfigurationError(f"--out {options.out} is a file; name a folder")
     if options.margin is not None:
         check_margin(options.margin, "--margin")
     columns = {role: name for role in ("arm", "seed", "group") if (name := getattr(options, role))}

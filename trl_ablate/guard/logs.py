@@ -233,12 +233,13 @@ def _of_csv(file: Path) -> tuple[list[str], list[dict[str, Any]]]:
     mark = "\t" if file.suffix.lower() == ".tsv" else ","
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
-            names, *records = csv.reader(opened, delimiter=mark, strict=True)
+            if not (lines := [*csv.reader(opened, delimiter=mark, strict=True)]):
+                raise ValueError("it is empty")
     except (UnicodeDecodeError, csv.Error, ValueError) as error:
         raise ConfigurationError(
             f"{file} is not a CSV file with a header ({shortened(str(error), 120)}); export it anew"
         ) from error
-    header = [name.strip() for name in names]
+    header, records = [name.strip() for name in lines[0]], lines[1:]
     if other := next((one for one in ";\t," if len(header) == 1 and one in header[0]), None):
         raise ConfigurationError(
             f"{file} separates its columns by {other!r}, not by {mark!r}; export it anew"

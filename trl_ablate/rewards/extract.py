@@ -16,9 +16,10 @@ _XML = {
     for tag in ("reasoning", "think")
 }
 _NUMBER = re.compile(
-    r"(?:(?<![\w)])[-\u2212](?:\\?[$£€])?)?(?:\d+(?:,\d{3})*(?:\.\d+)?|(?<![\w.)])\.\d+)"
+    r"(?:(?<![\w)])[-\u2212](?:\\?[$£€])?)?"
+    r"(?:\d+(?:(?:,|\{,\}|,\\!)\d{3})*(?:\.\d+)?|(?<![\w.)])\.\d+)"
 )
-_NO_DIGITS = str.maketrans({"\u2212": "-"} | dict.fromkeys(",\\$£€"))
+_NO_DIGITS = str.maketrans({"\u2212": "-"} | dict.fromkeys(",{}!\\$£€"))
 
 
 class Extracted(NamedTuple):

@@ -121,8 +121,8 @@ def restore(
 ) -> list[str]:
     """Put those runs of a file into the store that the study has and that are not done, or that
     were restored for a study with another metric; returns their ids. A run that a process or a
-    service works on is left alone; so is, and is named, one whose folder has checkpoints or files
-    of the user."""
+    service works on is left alone; so is, and is named, one that has other values, or whose folder
+    has checkpoints or files of the user."""
     store, wanted = study.store, study.plan.runs()
     runs, restored = kept(file), []
     for run_id in sorted(wanted.keys() & runs.keys()):
@@ -131,6 +131,8 @@ def restore(
         status = state.status
         run = store.directory(run_id, wanted[run_id].folder)
         has, rows = [*run.metrics()] if status in DONE else [], runs[run_id].rows
+        if _differ(has, rows, study.plan.primary_metric):
+            say(f"{run.path} has other values than the run that {file} keeps: left as it is")
         if status in DONE and (_logs(has, study.plan) or not _logs(rows, study.plan)):
             continue
         if status == "running" or not lock.acquire():
@@ -156,6 +158,16 @@ def restore(
 
 def _logs(rows: Iterable[Mapping[str, Any]], plan: Plan) -> bool:
     return any(plan.primary_metric in row for row in rows)
+
+
+def _differ(one: Iterable[Mapping[str, Any]], other: Iterable[Mapping[str, Any]], metric: str):
+    """Whether two runs differ in a metric at a step that both log, by more than rounding."""
+    known = [
+        {row.get("step"): row[metric] for row in rows if row.get(metric) is not None}
+        for rows in (one, other)
+    ]
+    common = known[0].keys() & known[1].keys()
+    return any(abs(known[0][step] - known[1][step]) > 1e-6 for step in common)
 
 
 def _by_step(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -222,7 +222,8 @@ class AblationTrainer(GRPOTrainer):
 
         with replaced(self, _calculate_rewards=kept, **self._left_to_us()):
             output = super()._generate_and_score_completions(inputs)
-        if self.mask_truncated_completions and self.stop.strings:
+        of_kl_N = loss_pass.kl_penalty(setting, output, self._logps_before, self.beta)
+        if self._masks_truncated:
             local = setting.local_rows(len(output["completion_mask"]))
             ended = [not truncated for truncated in self.described.truncated[local]]
             output = counted(setting, without(output, ended))
@@ -232,7 +233,6 @@ class AblationTrainer(GRPOTrainer):
             output["importance_sampling_ratio"] = self.mismatch.ratio(
                 output["old_per_token_logps"], output, batching.response_mask(output)
             )
-        of_kl_N = loss_pass.kl_penalty(setting, output, self._logps_before, self.beta)
         rewards = (self._rewards_NF, self.reward_weights, self.reward_func_names)
         lengths, call = self.described.lengths, f"{self._step}-{turn}"
         marks = [*self._logs["extra"].get(ANSWER, ())][-len(lengths) :]  # of this call
@@ -247,15 +247,22 @@ class AblationTrainer(GRPOTrainer):
             self._log_completion_extra("ground_truth", [row["answer"] for row in inputs])
         return rewards_NF
 
+    @property
+    def _masks_truncated(self) -> bool:
+        """TRL does not know stop strings, and masks before the KL of whole responses is known."""
+        early = self.stop.strings or self.args.kl_in == "reward"
+        return bool(early and self.mask_truncated_completions)
+
     def _left_to_us(self) -> dict[str, Any]:
         """Settings of TRL that are off while it generates and scores, because this package does
-        their work: masking of truncated completions if there are stop strings, the importance
-        correction if it uses the training's own forward pass, and scales that TRL lacks."""
+        their work: some masking of truncated completions, the importance correction if it uses
+        the training's own forward pass, and scales that TRL lacks."""
         correct = self.vllm_importance_sampling_correction and not self.mismatch.saves_a_forward
+        masks = self.mask_truncated_completions and not self._masks_truncated
         known = self.args.scale_rewards in ("group", "batch", "none")
         return {
             "vllm_importance_sampling_correction": correct,
-            "mask_truncated_completions": self.mask_truncated_completions and not self.stop.strings,
+            "mask_truncated_completions": masks,
             "scale_rewards": self.args.scale_rewards if known else "group",
         }
 

@@ -107,7 +107,7 @@ def scored(
     lengths_N = torch.tensor(lengths, device=rewards_NF.device)
     gate = names.index(args.outcome_gate) if args.outcome_gate in names else None  # not of a set's
     outcome_N, shaping_N = outcome_and_shaping(rewards_NF, weights_F, gate)
-    passed_N = outcome_N > 0
+    passed_N = weighted_reward(rewards_NF, weights_F) > 0
     if len(marks) == len(lengths):
         passed_N = passed_N.new_tensor([bool(success({ANSWER: mark})) for mark in marks])
     if setting.training and (args.reward_noise or args.placebo):

@@ -13,9 +13,10 @@ from trl_ablate.trainer.temporary import replaced
 
 MEANS_OF_TOKENS = (
     "kl", "entropy", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean",
-    "cispo_clip_ratio", "vespo/phi_seq_mean",
+    "cispo_clip_ratio",
 )  # fmt: skip
 """What TRL logs of each microbatch as a mean over its tokens, or rows: 0 if it has none."""
+VESPO = "vespo/phi_seq_mean"
 
 
 @contextmanager
@@ -28,16 +29,22 @@ def means_of_kept_rows(setting: Setting, call: LossPass):
         return
     before = {name: len(values) for name, values in setting.metrics.items()}
     yield
-    mask_NT = call.mask_NT
-    counts = [mask_NT.sum(), mask_NT.any(dim=1).sum(), mask_NT.new_tensor(len(mask_NT))]
-    tokens, kept, rows = setting.total(torch.stack(counts).float()).tolist()
+    mask_NT, kept_N = call.mask_NT, call.mask_NT.any(dim=1)
+    sums = [mask_NT.sum(), kept_N.sum(), mask_NT.new_tensor(len(mask_NT))]
+    if setting.config.loss_type == "vespo":
+        sums.append(call.vespo_weight()[kept_N].sum())
+    tokens, kept, rows, *phi = setting.total(torch.stack([one.float() for one in sums])).tolist()
     of_tokens, of_rows = 1.0 if tokens else math.nan, rows / kept if kept else math.nan
     a_value_each = call.level == "sequence" and call.shown["advantages"].numel() == len(mask_NT)
     for name in MEANS_OF_TOKENS:
         values = setting.metrics.get(name, [])
         if len(values) > before.get(name, 0):
-            by_row = name == "vespo/phi_seq_mean" or (a_value_each and "clip" in name)
-            values[-1] *= of_rows if by_row else of_tokens
+            values[-1] *= of_rows if a_value_each and "clip" in name else of_tokens
+    if phi:
+        setting.metrics[VESPO][-1] = phi[0] / kept if kept else math.nan
+    elif a_value_each and setting.metrics.get("clip_ratio/low_min"):  # of zeros and ones
+        share = setting.metrics["clip_ratio/low_mean"][-1]
+        setting.metrics["clip_ratio/low_min"][-1] = float(share > 1 - 1e-6) if kept else math.nan
 
 
 @contextmanager

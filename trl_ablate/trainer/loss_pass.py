@@ -231,20 +231,23 @@ class LossPass:
             weight_NT = losses.sapo_weight(ratio_NT, advantages_N1, *temperatures)
             return losses.changed_by_weight(weight_NT, advantages_N1)
         if config.loss_type == "vespo":
-            before_NT = self.shown.get("old_per_token_logps", self.logps_NT)
-            weight_N1 = GRPOTrainer.get_gamma_weights(
-                advantages=advantages_N1,
-                log_ratio_per_token=self.logps_NT - before_NT,
-                mask=self.mask_NT,
-                importance_sampling_ratio=self.shown.get("importance_sampling_ratio"),
-                k_pos=config.vespo_k_pos,
-                lambda_pos=config.vespo_lambda_pos,
-                k_neg=config.vespo_k_neg,
-                lambda_neg=config.vespo_lambda_neg,
-            )
-            return losses.changed_by_weight(weight_N1 / ratio_NT, advantages_N1)
+            return losses.changed_by_weight(self.vespo_weight() / ratio_NT, advantages_N1)
         bounds = (self.epsilon_low, self.epsilon_high, config.delta)
         return losses.changed_by_clipping(ratio_NT, advantages_N1, *bounds)
+
+    def vespo_weight(self) -> Tensor:
+        """VESPO's φ of each row, `(N, 1)`, as TRL's loss has it."""
+        before_NT = self.shown.get("old_per_token_logps", self.logps_NT)
+        return GRPOTrainer.get_gamma_weights(
+            advantages=self.advantages_N1,
+            log_ratio_per_token=self.logps_NT - before_NT,
+            mask=self.mask_NT,
+            importance_sampling_ratio=self.shown.get("importance_sampling_ratio"),
+            k_pos=self.config.vespo_k_pos,
+            lambda_pos=self.config.vespo_lambda_pos,
+            k_neg=self.config.vespo_k_neg,
+            lambda_neg=self.config.vespo_lambda_neg,
+        )
 
 
 class RatioSums:
@@ -272,8 +275,9 @@ class RatioSums:
 def kl_penalty(
     setting: Setting, batch: Batch, logps_before: Callable[[Batch], Tensor], beta: float
 ) -> Tensor | None:
-    """beta times the summed KL of each completion, of all processes, `(N,)`; None if it is not in
-    the reward, or there is no reference, as in one-shot evaluation."""
+    """beta times the summed KL of each completion, also of one that will be left out, of all
+    processes, `(N,)`; None if it is not in the reward, or there is no reference, as in one-shot
+    evaluation."""
     if setting.config.kl_in != "reward" or "ref_per_token_logps" not in batch:
         return None
     if not is_text(batch):

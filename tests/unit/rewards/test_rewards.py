@@ -62,7 +62,8 @@ SCORES = {
     },
     "last_number": {
         ALL: ["5", r"first 6, no: 2 + 3 = \boxed{5}.", "$5.00", "so 7-5", "10-$5", "so 1.5.5"],
-        FORMAT_ONLY: ["so \u22125", "so .5", "so 5, and 6 more", "-5", "it is -$5", "1,005"],
+        FORMAT_ONLY: ["so \u22125", "so .5", "so 5, and 6 more", "-5", "it is -$5", "1,005",
+                      r"\boxed{1{,}005}", r"1,\!005"],
         NOTHING: ["five", ""],
     },
     "think_xml": {

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from pyarrow import parquet
 from scipy import integrate, stats
 
 from trl_ablate import ConfigurationError
@@ -42,6 +43,19 @@ def test_the_committed_pages_are_those_of_the_committed_reports():
         assert path.read_text(encoding="utf-8") == text, f"run trl-ablate findings: {path} differs"
     if "(findings.png)" in pages[STUDIES / "FINDINGS.md"]:
         assert (STUDIES / "findings.png").is_file()
+
+
+def test_runs_that_two_studies_keep_are_the_same():
+    found: dict[tuple, float] = {}
+    for file in sorted(SHIPPED.glob("studies/*/runs.parquet")):
+        table = parquet.read_table(file, columns=["run", "step", "eval_answer_reward"]).drop_null()
+        for run, step, value in zip(*(column.to_pylist() for column in table), strict=True):
+            assert found.setdefault((run, step), value) == value, (file, run, step)
+
+
+def test_runs_that_are_not_there_are_refused(capsys):
+    assert main(["--runs", "nowhere"]) == 2
+    assert "--runs nowhere is not a folder" in capsys.readouterr().err
 
 
 def test_the_shipped_list_names_arms_of_its_studies_with_expectations():

@@ -240,6 +240,13 @@ def test_runs_needed_do_decide():
     assert 0.65 < decided / 60 < 0.95
 
 
+@pytest.mark.parametrize(("ends", "needed"), [((0.5, 0.5), None), ((0.5, 0.50001), 1001)])
+def test_runs_needed_are_unknown_or_too_many(ends, needed):
+    spread = 0.1 * (ends[0] != ends[1])
+    arms = {name: [end, end + spread, end] for name, end in zip("ab", ends, strict=True)}
+    assert judged(arms)["b"].needed == needed
+
+
 @pytest.mark.parametrize(("k", "n", "arms"), [(2, 4, 1), (1, 4, 1), (0, 3, 1), (0, 3, 8)])
 def test_runs_needed_decide_by_shares(k, n, arms):
     """The exact power of Fisher's test at the number that is called for."""
@@ -308,7 +315,7 @@ def test_groups_are_pooled_and_left_out(tmp_path, capsys):
 def test_a_run_without_the_metric_is_named(tmp_path, capsys):
     text = "arm,seed,accuracy,loss\na,0,0.5,1\na,1,0.6,1\nb,0,,1\nb,1,0.5,1\nb,2,NA,"
     assert main([str(written(tmp_path, {"x.csv": text}))]) == 0
-    assert "left out, as without accuracy: b-seed0, b-seed2" in capsys.readouterr().out
+    assert "left out, as without a finite accuracy: b-seed0, b-seed2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -317,6 +324,7 @@ def test_a_run_without_the_metric_is_named(tmp_path, capsys):
         ("name,x\na_0,0.5\na_1,0.5\nb_0,0.6", "each of the 3 runs is read as an arm of its own"),
         ("experiment,seed,x\na,0,0.5\nb,0,0.5", "no arm is in two groups"),
         ("arm,seed,x\na,0,0.5\na,1,0.5", "gains over 0.000 (no run logs a step 0; --base"),
+        ("arm,seed,step,x\na,0,0,0.6\na,0,9,0.5", "the median run of a gains nothing over 0.600"),
     ],
 )
 def test_what_was_probably_not_meant_is_said(text, sentence, tmp_path, capsys):
@@ -364,10 +372,13 @@ DATASETS = "arm,seed,dataset,step,x\na,0,one,1,0.5\na,0,one,2,0.5\na,0,two,1,0.2
         ("name,epoch,x\na,1,0.5\na,2,0.6\n", [], "2 lines of 'a' and no column of steps"),
         (DATASETS, [], "'a-0' has a second value of 'x' at step 1, of another 'dataset'"),
         ("arm,seed,eval_loss\na,0,0.5\n", [], "'eval_loss' is better where it is lower"),
+        ("arm,seed,valLoss\na,0,0.5\n", [], "'valLoss' is better where it is lower"),
+        ("arm,seed,eval-mae\na,0,0.5\n", [], "'eval-mae' is better where it is lower"),
         ("arm,seed,x\na,0,-0.5\n", [], "that of 'a' ends at -0.5; give --base"),
         ("arm,seed,x\na,0,0.5\n", ["--threshold", "inf"], "'inf' is no number"),
         ("arm;seed;x\na;0;0.5\n", [], "separates its columns by ';', not by ','"),
-        ("", [], "is not a CSV file with a header"),
+        ("", [], "is not a CSV file with a header (it is empty)"),
+        ("arm,x\na,0.5\n", ["--out", __file__], "is a file; name a folder"),
     ],
 )
 def test_refused_in_one_sentence(tmp_path, capsys, text, options, sentence):

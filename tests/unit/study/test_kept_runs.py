@@ -37,6 +37,15 @@ def test_what_is_restored_elsewhere_is_kept_as_the_same_bytes(study, file, tmp_p
     assert (tmp_path / "again.parquet").read_bytes() == file.read_bytes()
 
 
+def test_a_run_with_other_values_is_named_and_left_as_it_is(study, file):
+    keep(study, file)
+    first = study.store.directory(min(study.plan.runs())).metrics_file
+    text, said = first.read_text().replace('"eval_reward": 0', '"eval_reward": 1'), []
+    first.write_text(text)
+    assert restore(study.again(), file, said.append) == [] and first.read_text() == text
+    assert len(said) == 1 and "has other values than the run that" in said[0]
+
+
 def test_two_studies_with_other_metrics_keep_what_they_have_of_the_same_runs(study, file, tmp_path):
     """Restored into one store, in either order, and kept again."""
     other = StudyRuns(replace(study.plan, primary_metric="eval_other"), study.store)

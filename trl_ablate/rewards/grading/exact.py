@@ -27,6 +27,13 @@ _MANY = re.compile(r"\\cup|\\infty|\\begin\{|\\pm|\\in(?![a-zA-Z])")
 _ENDS_IN_UNIT = re.compile(r"(?:[\d}) ] ?[a-zA-Z]{2,}|[\d})] [a-hj-zA-Z])(?:\^\{?[23]\}?)?$")
 """A single letter is a unit only after a space (`4t` is a product), and `i` is a number."""
 _SUM = re.compile(r"(?<=[\w)}\]])(?<!\d[eE])[-+]")
+_RELATION = re.compile(r"[<>]|\\[lg]eq")
+_VARIABLE = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]")
+_LAST_FACTOR = re.compile(
+    r"(?:(?<!\d)\d*(?<=[\d}])|(?<=\\(?:sin|cos|tan|cot|sec|csc|log) )|(?<=\\ln ))([a-hj-z])$"
+)
+"""math-verify drops it, as a unit."""
+_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|log|ln)(?![a-z])")
 _SIGNS = re.compile(r"[-+*/^=<>.,:;\s]+")  # no value
 _WORDS = re.compile(r"[^\W\d_]+(?:[ ,;'-]+[^\W\d_]+)*")
 
@@ -52,9 +59,20 @@ def cheap_verdict(answer: Reading, gold: Reading) -> bool | None:
 
 def for_algebra(answer: Reading, gold: Reading) -> tuple[str, str]:
     """The texts for math-verify: the values, or the whole answers if the equations matter."""
+    texts = answer.tidied, gold.tidied
     if _same_kind_of_statement(answer, gold):
-        return answer.value, gold.value
-    return answer.tidied, gold.tidied
+        texts = answer.value, gold.value
+    return _with_factor(*texts), _with_factor(*reversed(texts))
+
+
+def _with_factor(text: str, other: str) -> str:
+    """A text whose last letter is kept, where it is a variable: the other has it, too, or this is
+    no single number before it."""
+    last = _LAST_FACTOR.search(text)
+    is_variable = last and last[1] in _VARIABLE.findall(other)
+    if last and (is_variable or _SUM.search(text) or _FUNCTION.search(text)):
+        return f"{text[: last.start()]}{{{last[0]}}}"
+    return text
 
 
 def _differ_in_units(answer: Reading, gold: Reading) -> bool:
@@ -108,6 +126,8 @@ def _compare_shapes(answer: Reading, gold: Reading) -> bool | None:
     numerals = [BASED_NUMERAL.fullmatch(one.value) for one in (answer, gold)]
     if numerals[0] and numerals[1]:
         return numerals[0].groups() == numerals[1].groups()
+    if not _is_solved(answer.tidied) and _is_solved(gold.tidied):
+        return False
     around = [split_list(one.value)[0] for one in (answer, gold)]
     if all(around) and around[0] != around[1]:
         return False
@@ -124,6 +144,14 @@ def _compare_shapes(answer: Reading, gold: Reading) -> bool | None:
     pairs = (ours, gold), (theirs, answer)
     no_number = any(known and _is_no_number(other, len(known)) for known, other in pairs)
     return False if no_number else None
+
+
+def _is_solved(text: str) -> bool:
+    r"""Whether an inequality has its variable alone, as `-2\leq x<7`; true of what is none.
+    math-verify solves `x^2<4`, so that the question would be its answer."""
+    with_letters = [side.strip() for side in _RELATION.split(text) if _VARIABLE.search(side)]
+    alone = len(with_letters) == 1 and re.fullmatch(r"[a-zA-Z]|\|[a-zA-Z]\|", with_letters[0])
+    return bool(alone or not _RELATION.search(text))
 
 
 def _all_alike(ours: Sequence[complex], theirs: Sequence[complex], least: float) -> bool:

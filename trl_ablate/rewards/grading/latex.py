@@ -30,6 +30,7 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"(?<=\d)(?:, ?\\! ?|\{,\})(?=\d{3}(?!\d))", ""),
+        (r"(?:^|(?<=[-+]))(\d{1,3}),(\d{3})(?= ?\\(?:pi|sqrt)|[-+]\d)", r"\g<1>\g<2>"),
         (r"(?<!\\)\\!", ""),
         (r"\{,\}", ","),
         (r"(?<!\\)\\[,;:> ]|\\q?quad(?![a-zA-Z])|~|[\s\u00a0\u2009\u202f]", " "),

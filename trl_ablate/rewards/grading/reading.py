@@ -17,7 +17,7 @@ from trl_ablate.rewards.grading.latex import nesting_depth, tidy, untext
 
 MAX_NESTING = 40
 
-BASED_NUMERAL = re.compile(r"(?P<digits>[0-9A-Fa-f]+)_\{?(?P<base>\d+)\}?")
+BASED_NUMERAL = re.compile(r"(?P<digits>-?[0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)_\{?(?P<base>\d+)\}?")
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d+)"
 _NUMBER = re.compile(
     rf"(?P<sign>[+-]?)(?P<whole>{_DIGITS})?(?:\.(?P<decimals>\d*))?"
@@ -28,7 +28,9 @@ _FRACTION = re.compile(
     r"(?:\\frac ?\{ ?(?P<top>-?\d+)\}\{ ?(?P<bottom>\d+)\}"
     r"|\\frac ?(?P<top1>\d) ?(?P<bottom1>\d)|(?P<top2>\d+)/(?P<bottom2>\d+))"
 )
-_NAMED = re.compile(r"(?P<name>[a-zA-Z]|\\[a-z]+) ?=(?P<value>[^=,<>]*)")
+_NAMED = re.compile(
+    r"(?P<name>[a-zA-Z]|\\[a-z]+) ?=(?P<value>(?:[^=,<>]|(?<=\d),(?=\d{3}(?!\d)))*)"
+)
 _SHORT_WORDS = ("no", "ok", "am", "pm", "up")
 _MATH = re.compile(r"[\\^_{}=+*/<>|]")
 
@@ -110,6 +112,8 @@ def read(text: str) -> Reading:
     tidied = tidy(text)
     named = _NAMED.fullmatch(tidied)
     whole = named["value"].strip() if named else tidied
+    if _AMOUNT.fullmatch(inside := untext(whole).strip()) and split_unit(inside)[0] != inside:
+        whole = inside  # `\text{18 dollars}`
     words = as_words(whole)
     value, unit = (whole, None) if words else split_unit(spell_out_magnitudes(whole))
     if unit is None and value.endswith(r"^\circ"):
@@ -185,7 +189,7 @@ def _canonical(words: str, power: str | None) -> str | None:
 def _approximations(number: Fraction | None, text: str) -> tuple[complex, ...] | None:
     if number is not None:
         return (complex(float(number)),) if abs(number) < 10**300 else None
-    if (based := BASED_NUMERAL.fullmatch(text)) and based["digits"].isdecimal():
+    if (based := BASED_NUMERAL.fullmatch(text)) and re.fullmatch(r"[-\d.]+", based["digits"]):
         return (complex(based["digits"]),) if len(based["digits"]) < 300 else None
     values = [approximate(part) for part in split_list(text)[1]]
     known = tuple(value for value in values if value is not None)
@@ -247,7 +251,7 @@ def as_words(tidied: str) -> str | None:
             return None
     elif _MATH.search(plain) or not re.search(r"[^\W\d_]", plain):
         return None
-    elif plain[0].isdigit() and not re.fullmatch(r"\\text\{[^{}]*\}", tidied):
+    elif re.match(r"[-+]?\.?\d", plain) and not re.fullmatch(r"\\text\{[^{}]*\}", tidied):
         return None  # a number with a unit
     plain = re.sub(r"\(\s*(\w)\s*\)", r"\1", plain)
     plain = re.sub(r"[\s]*[.'\"][\s]*", "", plain)

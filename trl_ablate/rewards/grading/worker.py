@@ -63,7 +63,7 @@ def comparing() -> Work:
         # The whole text is parsed as one expression. Searching inside the text would let an answer
         # list several guesses and have one of them picked.
         box = rf"\boxed{{{text}}}"
-        return parse(box, config, fallback_mode="no_fallback", parsing_timeout=0)
+        return parse(box, config, "no_fallback", extraction_mode="first_match", parsing_timeout=0)
 
     parsed_gold = lru_cache(2048)(parsed)
 

@@ -21,7 +21,8 @@ from trl_ablate.study.report.curves import Run
 
 PREFERRED = ("eval_reward", "eval_answer_reward", "answer_accuracy", "accuracy", "score", "reward")
 """Metrics that decide, if the user names none."""
-_LOWER = re.compile(r"(^|[/_])(loss|perplexity|ppl|kl|nll|error|wer)($|[/_])", re.IGNORECASE)
+_LOWER = {*"loss perplexity ppl bpb kl nll error mae mse rmse wer cer".split()}
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 BY_FILE = "file"
 """As the column of groups: each file is one."""
 
@@ -141,7 +142,7 @@ def metric_of(runs: Sequence[Run], wanted: str | None, what: str) -> str:
     if found is None:
         asked = f"no metric '{wanted}'" if wanted else "several metrics (choose with --metric)"
         raise ConfigurationError(f"{what} have {asked}; they have {', '.join(known)[:300]}")
-    if _LOWER.search(found):
+    if _LOWER & {word.lower() for word in _WORD.findall(found)}:
         raise ConfigurationError(
             f"the metric '{found}' is better where it is lower; give one that is better where it "
             "is higher, or change its sign and name"

@@ -63,8 +63,8 @@ class Judged:
     """Of "no difference", over both parts and all arms of the group."""
     verdict: Verdict | None = None
     needed: int | None = None
-    """About how many runs of each would decide, if what was seen is true; None: it is decided, has
-    fewer than three runs, or needs more than a thousand."""
+    """About how many runs of each would decide, if what was seen is true; 1001: more than a
+    thousand. None: it is decided, has fewer than three runs, or shows no difference to go by."""
 
     @property
     def successes(self) -> list[float]:
@@ -207,7 +207,7 @@ def _needed(shares: Shares, means: Means | None, level: float) -> int | None:
     of_shares, of_means = (
         float(special.ndtri(1 - level * part / 2)) for part in (SHARES_PART, 1 - SHARES_PART)
     )
-    power, found = float(special.ndtri(POWER)), [MOST_RUNS + 1.0]
+    power, found = float(special.ndtri(POWER)), []
     p, q = k / n, other / m
     if distance := abs(p - q):
         mean, apart = (p + q) / 2, power * math.sqrt(p * (1 - p) + q * (1 - q))
@@ -217,8 +217,7 @@ def _needed(shares: Shares, means: Means | None, level: float) -> int | None:
         variance = means.error**2 / (1 / k + 1 / other)
         successes = 2 * variance * ((of_means + power) / means.difference) ** 2
         found.append((successes + of_means**2 / 4) * max(n / k, m / other))
-    least = max(n + 1, math.ceil(min(found)))
-    return least if least <= MOST_RUNS else None
+    return min(MOST_RUNS + 1, max(n + 1, math.ceil(min(found)))) if found else None
 
 
 def _pooled(groups: Mapping[str, Sequence[Judged]], reference: str) -> list[Pooled]:

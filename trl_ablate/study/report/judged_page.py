@@ -10,7 +10,7 @@ from trl_ablate.errors import shortened
 from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.document import Columns, Document, Items, Picture, Section, table
 from trl_ablate.study.report.foreign_runs import how_they_ended
-from trl_ablate.study.report.judged_arms import Judged, Judgement, Pooled
+from trl_ablate.study.report.judged_arms import MOST_RUNS, Judged, Judgement, Pooled
 from trl_ablate.study.report.numbers import (
     NOTHING,
     interval,
@@ -73,16 +73,17 @@ def _curves(found: Judgement, runs: Sequence[Run]) -> Iterator[Picture]:
 
 def sentences(found: Judgement, runs: Sequence[Run]) -> list[str]:
     """What counts as success, then what is decided."""
-    without = [run.name for run in runs if found.metric not in run.series]
-    lines = [f"left out, as without {found.metric}: {', '.join(without)}"] if without else []
+    without = ", ".join(run.name for run in runs if found.metric not in run.series)
+    lines = [f"left out, as without a finite {found.metric}: {without}"] if without else []
     lines += _doubts(found, runs)
     for group, arms in found.groups.items():
         start = f"a run succeeds from {number(arms[0].threshold)} on"
         if found.bases is not None:
-            base = found.bases[group]
-            start += (
-                f", half of what the median run of {arms[0].arm} gains over {number(base or 0)}"
-            )
+            base, median = found.bases[group], f"the median run of {arms[0].arm}"
+            start += f", half of what {median} gains over {number(base or 0)}"
+            if base is not None and arms[0].threshold == base:
+                start = f"{median} gains nothing over {number(base)}, so that a run succeeds from "
+                start += "there on; --threshold changes it"
             start += " (no run logs a step 0; --base changes it)" if base is None else ""
         own = _runs_of(group, found, runs)
         start = "; ".join([start, *how_they_ended(own, found.metric)])
@@ -129,8 +130,9 @@ def _difference(one: Judged) -> str:
 
 def _verdicts(found: Judgement) -> Section:
     def needed(one: Judged) -> str:
-        of = f"about {one.needed}" if one.needed else "over 1000"
-        return of if one.verdict is Verdict.SAME else NOTHING
+        if one.needed is None:
+            return NOTHING
+        return f"about {one.needed}" if one.needed <= MOST_RUNS else f"over {MOST_RUNS}"
 
     rows = [(group, one) for group, arms in found.groups.items() for one in arms]
     columns: Columns = [
