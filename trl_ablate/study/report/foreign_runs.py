@@ -21,7 +21,9 @@ from trl_ablate.study.report.curves import Run
 
 PREFERRED = ("eval_reward", "eval_answer_reward", "answer_accuracy", "accuracy", "score", "reward")
 """Metrics that decide, if the user names none."""
-_LOWER = {*["loss", "perplexity", "ppl", "bpb", "kl", "nll", "error", "mae", "mse", "rmse", "wer", "cer"]}
+_LOWER = {
+    "loss", "perplexity", "ppl", "bpb", "kl", "nll", "error", "mae", "mse", "rmse", "wer", "cer",
+}  # fmt: skip
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 BY_FILE = "file"
 """As the column of groups: each file is one."""
