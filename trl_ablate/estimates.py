@@ -204,9 +204,10 @@ def merged(calls: Sequence[Mapping[str, float]], counts: Sequence[int]) -> dict[
             for call, count in zip(calls, counts, strict=True)
             if not math.isnan(call.get(name, math.nan))
         ]
-        weight = sum(count for _, count in known)
         if name.startswith("grader/"):
-            known, weight = [(value, 1) for value, _ in known], min(1, len(known))
+            found[name] = sum(value for value, _ in known) if known else None
+            continue
+        weight = sum(count for _, count in known)
         found[name] = sum(value * count for value, count in known) / weight if weight else None
         if known and not weight:  # no tool was called
             found[name] = 0.0

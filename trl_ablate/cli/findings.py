@@ -47,16 +47,16 @@ def write_reports(chosen: Path, runs: Path) -> None:
     runs, and their X-rays. Runs that are kept beside a study are put back first."""
     from trl_ablate.cli.study_runs import files_of, known
     from trl_ablate.study.kept_runs import beside, keep, restore
-    from trl_ablate.study.questions_list import read_findings
+    from trl_ablate.study.questions_list import read_findings, study_file
     from trl_ablate.study.report.found_answers import read_report
     from trl_ablate.study.report.making import report_study
     from trl_ablate.study.xray_file import XRAY, xray_folder
 
-    rows = read_findings(chosen)
-    final = {row.study for row in rows if row.replaced_by}
-    final -= {study for row in rows if not row.replaced_by for study in row.studies}
+    asked = [row for row in read_findings(chosen) if not row.replaced_by]
+    current = {study_file(chosen, study) for row in asked for study in row.studies}
     for file in files_of(chosen):
-        if file.parent.name in final and (file.parent / "report.json").is_file():
+        report = read_report(file.parent)
+        if report and file not in current:
             continue  # it is replaced, and its report stays as it is
         study = known(file, runs)
         plan, store = study.plan, study.store
@@ -67,7 +67,7 @@ def write_reports(chosen: Path, runs: Path) -> None:
         states, finished = study.states, len(study.done)
         if any(all(states[run.id].status == "to do" for run in arm.runs) for arm in plan.arms):
             continue
-        before = (read_report(file.parent) or {}).get("details", {}).get("runs", 0)
+        before = (report or {}).get("details", {}).get("runs", 0)
         if finished < before:
             console.print(
                 f"report of {plan.study}: left as it is; it rests on {before} runs, and {runs} has "

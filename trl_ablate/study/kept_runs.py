@@ -160,14 +160,15 @@ def _logs(rows: Iterable[Mapping[str, Any]], plan: Plan) -> bool:
     return any(plan.primary_metric in row for row in rows)
 
 
-def _differ(one: Iterable[Mapping[str, Any]], other: Iterable[Mapping[str, Any]], metric: str):
+def _differ(
+    one: Iterable[Mapping[str, Any]], other: Iterable[Mapping[str, Any]], metric: str
+) -> bool:
     """Whether two runs differ in a metric at a step that both log, by more than rounding."""
-    known = [
+    ours, theirs = (
         {row.get("step"): row[metric] for row in rows if row.get(metric) is not None}
         for rows in (one, other)
-    ]
-    common = known[0].keys() & known[1].keys()
-    return any(abs(known[0][step] - known[1][step]) > 1e-6 for step in common)
+    )
+    return any(abs(ours[step] - theirs[step]) > 1e-6 for step in ours.keys() & theirs.keys())
 
 
 def _by_step(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

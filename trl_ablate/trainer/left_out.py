@@ -16,7 +16,6 @@ MEANS_OF_TOKENS = (
     "cispo_clip_ratio",
 )  # fmt: skip
 """What TRL logs of each microbatch as a mean over its tokens, or rows: 0 if it has none."""
-VESPO = "vespo/phi_seq_mean"
 
 
 @contextmanager
@@ -41,7 +40,7 @@ def means_of_kept_rows(setting: Setting, call: LossPass):
         if len(values) > before.get(name, 0):
             values[-1] *= of_rows if a_value_each and "clip" in name else of_tokens
     if phi:
-        setting.metrics[VESPO][-1] = phi[0] / kept if kept else math.nan
+        setting.metrics["vespo/phi_seq_mean"][-1] = phi[0] / kept if kept else math.nan
     elif a_value_each and setting.metrics.get("clip_ratio/low_min"):  # of zeros and ones
         share = setting.metrics["clip_ratio/low_mean"][-1]
         setting.metrics["clip_ratio/low_min"][-1] = float(share > 1 - 1e-6) if kept else math.nan

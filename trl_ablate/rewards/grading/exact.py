@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from trl_ablate.rewards.grading.latex import untext
+from trl_ablate.rewards.grading.latex import TRIGONOMETRIC, untext
 from trl_ablate.rewards.grading.reading import BASED_NUMERAL, Reading, lone_unit, split_list
 
 PLACES = 6
@@ -30,10 +30,10 @@ _SUM = re.compile(r"(?<=[\w)}\]])(?<!\d[eE])[-+]")
 _RELATION = re.compile(r"[<>]|\\[lg]eq")
 _VARIABLE = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]")
 _LAST_FACTOR = re.compile(
-    r"(?:(?<!\d)\d*(?<=[\d}])|(?<=\\(?:sin|cos|tan|cot|sec|csc|log) )|(?<=\\ln ))([a-hj-z])$"
+    rf"(?:(?<!\d)\d*(?<=[\d}}])|(?<={TRIGONOMETRIC} )|(?<=\\log )|(?<=\\ln ))([a-hj-z])$"
 )
 """math-verify drops it, as a unit."""
-_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|log|ln)(?![a-z])")
+_FUNCTION = re.compile(rf"(?:{TRIGONOMETRIC}|\\log|\\ln)(?![a-z])")
 _SIGNS = re.compile(r"[-+*/^=<>.,:;\s]+")  # no value
 _WORDS = re.compile(r"[^\W\d_]+(?:[ ,;'-]+[^\W\d_]+)*")
 

@@ -23,7 +23,7 @@ _UNICODE = str.maketrans(_FRACTIONS | _SIGNS)
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
 _LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 
-_TRIGONOMETRIC = r"\\(?:sin|cos|tan|cot|sec|csc)"
+TRIGONOMETRIC = r"\\(?:sin|cos|tan|cot|sec|csc)"
 _TOKEN = r"(\\[a-zA-Z]+|\w)"
 
 _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
@@ -57,7 +57,7 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (rf"\\frac ?(?:{_TOKEN} ?)(?={_TOKEN}|\{{)", r"\\frac{\g<1>}"),
         (rf"(\\frac\{{[^{{}}]*\}}) ?{_TOKEN}", r"\g<1>{\g<2>}"),
         (r"(?<=\{)(\d{1,3}),(\d{3})(?:,(\d{3}))?(?=\})", r"\g<1>\g<2>\g<3>"),
-        (rf"({_TRIGONOMETRIC}\^)\{{?(\d)\}}? ?([a-zA-Z])(?![a-zA-Z])", r"\g<1>{\g<2>}{\g<3>}"),
+        (rf"({TRIGONOMETRIC}\^)\{{?(\d)\}}? ?([a-zA-Z])(?![a-zA-Z])", r"\g<1>{\g<2>}{\g<3>}"),
     )
 )
 
