@@ -50,6 +50,11 @@ class RewardSpec:
         return "model" if self.place is None else "code"
 
     @property
+    def logged(self) -> str:
+        """What metrics call it, as far as that is known before it is imported or loaded."""
+        return self.name or (self.place.name if self.place else self.path)
+
+    @property
     def place(self) -> CodePlace | None:
         """Where the function is, for the kind `code`."""
         return None if _looks_like_a_model(self.path) else code_place(self.path)
@@ -66,6 +71,8 @@ def reward_specs(entries: Iterable[Any], what: str = "reward_funcs") -> list[Rew
 
 
 def _spec(entry: Any, what: str) -> RewardSpec:
+    if not isinstance(entry, str | Mapping):
+        raise ConfigurationError(f"{what} has {str(entry)[:80]!r}; give {_allowed()}")
     given: dict[str, Any] = {"path": entry} if isinstance(entry, str) else {**entry}
 
     def refuse(sentence: str) -> NoReturn:

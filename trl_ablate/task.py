@@ -322,6 +322,12 @@ class TaskArguments:
                 raise ConfigurationError(
                     f"eval_sets: {key} of '{name}' is {str(value)[:80]!r}; give a {KINDS[wanted]}"
                 )
+            if key == "reward":
+                get_template(value)
+            if key == "filter" and not all(isinstance(one, str) for one in value):
+                raise ConfigurationError(
+                    f"eval_sets: filter of '{name}' is {str(value)[:80]!r}; give texts"
+                )
         forgotten = names_with(TaskArguments, "data", "evaluated data") if "dataset" in own else ()
         given = {EVAL_SET_KEYS[key]: value for key, value in own.items()}
         if "reward" in own:

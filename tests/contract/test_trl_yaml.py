@@ -13,6 +13,8 @@ from tests.support.trainers import PROMPTS
 from trl_ablate.cli import train
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.resolving import load_recipe
+from trl_ablate.study.definition import load_study
+from trl_ablate.study.resolution import resolve_plan
 
 REWARD = """
 def even(completions, level, **kwargs):
@@ -107,6 +109,15 @@ def test_its_settings_are_those_of_trl(folder, tiny_model):
     assert found.config.eval_strategy == "no" and found.config.stop is None
 
 
+def test_an_arm_of_a_study_leaves_no_variable_to_the_next(folder, tiny_model):
+    write(folder, tiny_model, "ours", "")
+    (folder / "study.yaml").write_text(
+        "question: q\narms: [ours.yaml]\nseeds: [0]\nprofile: none\n"
+    )
+    resolve_plan(load_study(folder / "study.yaml"))
+    assert "SEEN_BY_TRL" not in os.environ
+
+
 FILE = YAML.format(model="some/model", judge="a/judge", data="some/data", out="runs")
 
 
@@ -118,6 +129,8 @@ FILE = YAML.format(model="some/model", judge="a/judge", data="some/data", out="r
         (FILE, "dataset_streaming: true\n", "dataset_streaming of `trl grpo` is not supported"),
         (FILE, "learning_rat: 1\n", "unknown key 'learning_rat'.*learning_rate"),
         ("dataset_name: some/data\n", "", "names no reward; add reward_funcs"),
+        ("dataset_name: some/data\nreward_funcs: 5\n", "", "reward_funcs is 5; give a list"),
+        ("dataset_name: some/data\n", "env: {A=B: 1}\n", "env is .*; give a mapping"),
     ],
 )
 def test_what_it_cannot_run_is_refused(tmp_path, start, extra, sentence):

@@ -110,13 +110,15 @@ def test_uncommitted_changes_are_recorded_without_their_tokens(tmp_path, monkeyp
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
         subprocess.run([*git, *words], check=True)
     (tmp_path / "a.py").write_text(f"token = '{TOKEN}'\n")
+    (tmp_path / "new.py").touch()
     state = identity.git_state(tmp_path)
+    assert state["diff"].startswith("untracked: new.py\ndiff")
     assert TOKEN in state["diff"] and TOKEN not in str(Masker().value(state))
     (tmp_path / "site-packages").mkdir()  # of an installation in somebody's checkout
     (tmp_path / "site-packages" / "b.py").touch()
     assert identity.git_state(tmp_path / "site-packages") is None
     line = f"+token = '{TOKEN}'\n"  # a long diff is cut between lines, and not in a token
-    monkeypatch.setattr(identity, "_git", lambda folder, *words: line * 3000)
+    monkeypatch.setattr(identity, "_git", lambda folder, *words: line * 3000 * ("diff" in words))
     diff = identity.git_state(tmp_path)["diff"]
     assert diff.endswith(line) and 100_000 - len(line) < len(diff) <= 100_000
 

@@ -90,7 +90,7 @@ def main(options: argparse.Namespace, words: list[str]) -> None:
         write_json(options.output, report)
         console.print(f"written: {options.output}")
     if options.completions:
-        write_completions(options.output.with_suffix(".completions.jsonl"), found)
+        write_completions(completions_file(options.output), found)
     if options.per_question:
         rates = pass_rates(found[MAIN].rows, report["samples"])
         write_jsonl(options.per_question, rates)
@@ -102,6 +102,17 @@ def check_output(options: argparse.Namespace) -> None:
         raise ConfigurationError("--completions writes a file next to --output; add --output FILE")
     for name in ("output", "per_question"):
         check_writable(f"--{name}", vars(options)[name])
+    if options.output and options.per_question:
+        beside = completions_file(options.output) if options.completions else options.output
+        if options.per_question.resolve() in (options.output.resolve(), beside.resolve()):
+            raise ConfigurationError(
+                f"--per_question is {options.per_question}, which another option writes, too; "
+                "give it a file of its own"
+            )
+
+
+def completions_file(output: Path) -> Path:
+    return output.with_suffix(".completions.jsonl")
 
 
 def table(sets: Mapping[str, Mapping[str, Any]], title: str) -> Table:

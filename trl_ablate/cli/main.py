@@ -24,7 +24,7 @@ COMMANDS = {
     "new": "write a folder with a task or a world of your own, ready to train in miniature",
     "check": "try out a recipe's data, prompt and reward before training",
     "inspect": "run the guard's rules over the log of any GRPO run, and draw its curves",
-    "recipes": "list the shipped recipes and studies, or print one",
+    "recipes": "list the shipped recipes and studies, or print a recipe",
 }
 
 

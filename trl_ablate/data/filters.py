@@ -200,6 +200,10 @@ def _rates(file: str) -> dict[str, float]:
         )
     found: dict[str, float] = {}
     for row in read_file(Path(file)):
+        if row.defect is not None:
+            raise ConfigurationError(
+                f"pass_rate: {row.place}: {row.defect}; correct the line, or make the file again"
+            )
         try:
             if row.values["pass_rate"] is not None:
                 found[row.values["question"]] = float(row.values["pass_rate"])

@@ -58,7 +58,7 @@ def load_questions(task: TaskArguments, part: Part) -> Dataset:
     """The questions and reference answers that the task trains on, or those that it evaluates on.
 
     They are filtered first; then as many are drawn as are asked for, by the seed alone, in the
-    source's order.
+    source's order. Of reasoning-gym as many are made as are asked for, and then filtered.
     """
     name, seed = task.dataset, task.subset_seed
     size = task.train_size if part == "train" else task.eval_size
@@ -76,6 +76,8 @@ def load_questions(task: TaskArguments, part: Part) -> Dataset:
     questions = filtered(questions, task.filter, name)
     if part == "train" and (rates := task.rates_to_train_on) is not None:
         questions = by_pass_rate(questions, *rates, name)
+    if of_gym and len(questions) < (size or 0):
+        logger.warning("%s: the filters leave %d of %d questions", name, len(questions), size)
     if not questions:
         raise ConfigurationError(
             f"dataset {name!r}, split {split!r}, has no usable rows left; look at "

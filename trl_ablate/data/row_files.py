@@ -6,8 +6,10 @@ defect of a bad row, so that the good rows are kept, and so that no text becomes
 
 import csv
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,9 @@ class Row:
 
 def read_source(source: str, *, split: str, config: str | None = None) -> Iterator[Row]:
     """The rows of a file, of a folder's file for the split, or of a dataset on the Hub."""
-    path: Path | None = Path(source).expanduser()
+    if not source:
+        raise ConfigurationError("dataset is an empty text; name a dataset, a file or a folder")
+    path: Path | None = Path(os.path.expanduser(source))
     if path.is_dir():
         if any((path / name).is_file() for name in _SAVED):
             return _of_dataset(str(path), split, _saved(path, split))
@@ -54,7 +58,7 @@ def read_source(source: str, *, split: str, config: str | None = None) -> Iterat
 
 def is_on_the_hub(source: str) -> bool:
     """Whether a name stands neither for a file or folder that exists nor for one that should."""
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     return not (path.exists() or source.startswith((".", "/", "~")) or path.suffix in _SUFFIXES)
 
 
@@ -173,7 +177,8 @@ def _read_csv(path: Path) -> Iterator[Row]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
             header = next(reader, [])
-            records = [(reader.line_num, record) for record in reader if record]
+            lines = (reader.line_num + 1 for _ in count())  # of a record's several, the first
+            records = [pair for pair in zip(lines, reader, strict=False) if pair[1]]
     except UnicodeDecodeError as error:
         raise ConfigurationError(
             f"dataset {str(path)!r} is not UTF-8 text (byte {error.start}); save it as UTF-8."

@@ -24,7 +24,7 @@ Prompt = str | list[dict[str, str]]
 Writer = Callable[[Mapping[str, Any]], Prompt]
 
 PROMPT_DIR = Path(__file__).parent
-_FIELD = re.compile(r"\{\{(?P<literal>\w+)\}\}|\{(?P<name>[A-Za-z_]\w*)\}")
+_FIELD = re.compile(r"\{\{(?P<literal>\w+)\}\}|\{(?P<name>[^\W\d]\w*)\}")
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,11 @@ def _file_writer(template: str, columns: Collection[str] | None) -> Callable[...
     if template.endswith(".jinja"):
         return _jinja_writer(template, text, columns)
     named = [found["name"] for found in _FIELD.finditer(text) if found["name"]]
+    if other := [name for name in columns or () if f"{{{name}}}" in text and name not in named]:
+        raise ConfigurationError(
+            f"template {template} names the column '{other[0]}', which is not one word of letters, "
+            "digits and _; rename it, or write the template as a .jinja file"
+        )
     _check_fields(template, named, columns)
 
     def write(row: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from trl import ModelConfig
 
 from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError, brief, nearest
-from trl_ablate.estimates import metric_names
+from trl_ablate.estimates import metric_name, metric_names
 from trl_ablate.prompts.templates import TEMPLATES, is_own
 from trl_ablate.rewards.own.chosen import template_specs
 from trl_ablate.task import TaskArguments
@@ -40,6 +40,10 @@ def _check_evaluation(config: AblationConfig, task: TaskArguments) -> None:
     """Check that an evaluation's metric names are unique and include the best metric."""
     samples, sets = config.num_generations_eval or config.num_generations or 1, task.eval_sets or ()
     names, of_trl = metric_names(samples, sets), metric_names(samples, sets, one_shot=False)
+    for key, one in {"": task, **{key: task.evaluation_task(key) for key in sets}}.items():
+        logged = [f"rewards/{of}/{kind}" for of in reward_names(one) for kind in ("mean", "std")]
+        own = [metric_name(name, key) for name in logged]
+        names, of_trl = names + own, of_trl + own
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigurationError(
             f"eval_sets {', '.join(sets)} would define the metric '{twice[0]}' twice; rename the "
@@ -96,10 +100,8 @@ def _check_rewards(config: AblationConfig, task: TaskArguments) -> None:
 
 def reward_names(task: TaskArguments) -> tuple[str, ...]:
     """The names of the task's reward functions, as far as they are known before any is imported."""
-    specs = task.own_rewards
-    if not specs and task.form is not None:
-        specs = template_specs(task.form, task.eos_penalty)
-    return tuple(one.name or one.path for one in specs)
+    implied = [] if task.form is None else template_specs(task.form, task.eos_penalty)
+    return tuple(one.logged for one in task.own_rewards or implied)
 
 
 def check_quantization(config: AblationConfig, model: ModelConfig) -> None:

@@ -8,6 +8,7 @@ environment variables, as there.
 
 import os
 from collections.abc import Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,12 +30,23 @@ UNSUPPORTED = {
 _BOOLEANS = {"yes": True, "on": True, "no": False, "off": False}
 
 
+@contextmanager
+def without_traces():
+    """Environment variables that such a file sets within the block are gone after it."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 def from_trl(given: dict[str, Any], path: Path) -> dict[str, Any]:
     """The settings of a recipe that trains as `trl grpo` does; of a recipe, its own."""
     if not any(key in given for key in OF_THE_SCRIPT):
         return given
     _check(given, path)
-    os.environ.update({name: str(value) for name, value in (given.get("env") or {}).items()})
+    os.environ.update({str(name): str(value) for name, value in (given.get("env") or {}).items()})
     settings = {
         key: _as_trl_reads(key, value)
         for key, value in given.items()
@@ -75,8 +87,10 @@ def _check(given: Mapping[str, Any], path: Path) -> None:
     name, env = given.get("dataset_name"), given.get("env")
     if not isinstance(name, str):
         refuse(f"dataset_name is {brief(repr(name))}; give a Hub id or a folder")
-    if not isinstance(env, Mapping | None):
+    if not isinstance(env, Mapping | None) or any("=" in (str(key) or "=") for key in env or ()):
         refuse(f"env is {brief(repr(env))}; give a mapping of environment variables")
+    if not isinstance(rewards := given.get("reward_funcs"), str | list | None):
+        refuse(f"reward_funcs is {brief(repr(rewards))}; give a list of rewards")
 
 
 def _as_trl_reads(key: str, value: Any) -> Any:

@@ -152,6 +152,7 @@ class RunDirectory:
         """Every existing path that a run writes: its record first, its traces last. Other files are
         the user's and stay in place."""
         parts = [path for path in self.path.glob(".*") if _UNFINISHED.fullmatch(path.name)]
+        parts += self.rollout_file(0).parent.glob(".step_*.jsonl.*")
         named = [self.run_file, self.config_file, self.alerts_file, *self.rollout_files(), *parts]
         named += [self.checkpoint_last, self.checkpoint_best, self.metrics_file]
         return [*filter(os.path.lexists, [*named, *self.checkpoints()])]

@@ -17,7 +17,7 @@ _FULL_IN_WORDS = (
     "os error 28",  # safetensors
     "PytorchStreamWriter failed writing",  # torch.save, like the next two
     "basic_ios::clear: iostream error",
-    "unexpected pos",
+    "unexpected pos ",
     "database or disk is full",  # SQLite, where trackio keeps the curves
 )
 _SHARED_MEMORY_IN_WORDS = ("out of shared memory", "unable to write to file </torch_")
@@ -80,7 +80,8 @@ def message_of(error: BaseException) -> str | None:
             f"the disk is full{f' ({file})' if file else ''}; free some space, {RERUN} to continue "
             "from the last whole checkpoint, or start a new run on another disk with --output_dir"
         )
-    no_server = name == "ConnectionError" and type(error).__module__ != "builtins"  # of requests
+    through = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    no_server = name == "ConnectionError" and any("vllm_client" in file for file in through)
     if no_server or said.startswith("Request failed: "):  # by TRL, when the server refused
         reason = said.split("\n")[0].rstrip(".")
         return (

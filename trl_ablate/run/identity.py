@@ -99,7 +99,7 @@ def provenance() -> dict[str, Any]:
     import platform  # as importlib.metadata below, slow to import, and only a start needs it
 
     return {
-        "git": git_state(Path(__file__).parent),
+        "git": git_state(Path(__file__).parents[1]),
         "versions": {name: found for name in STACK if (found := version_of(name))},
         "python": platform.python_version(),
         "host": platform.node(),
@@ -119,14 +119,16 @@ def utc_now() -> str:
 
 
 def git_state(folder: Path) -> dict[str, str] | None:
-    """Commit and uncommitted change of the code that ran; None outside a checkout, also where it is
-    installed into somebody's."""
+    """Commit and uncommitted change of the code that ran, new files by name; None outside a
+    checkout, also where it is installed into somebody's."""
     if _git(folder, "ls-files", "--error-unmatch", ".") is None:
         return None
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
     diff = _git(folder, "diff", "HEAD") or ""
+    new = _git(folder, "ls-files", "--others", "--exclude-standard", "--", "*.py") or ""
+    diff = "".join(f"untracked: {name}\n" for name in new.splitlines()) + diff
     if len(diff) > DIFF_LIMIT:
         diff = diff[: diff.rfind("\n", 0, DIFF_LIMIT) + 1]  # half a token would not be masked
     return {"commit": commit.strip(), "diff": diff}

@@ -30,10 +30,12 @@ from trl_ablate.miniature.registry import in_full, is_miniature, millions_of_par
 from trl_ablate.named_code import check_file, code_place
 from trl_ablate.prompts.templates import prompt_writer
 from trl_ablate.recipe.agreement import check_quantization
+from trl_ablate.recipe.fields import checked
 from trl_ablate.recipe.named_files import Anchor, base_of, profile_of
 from trl_ablate.recipe.overrides import as_word, as_words
 from trl_ablate.recipe.places import NO_PROFILE, profile_path, suitable_profile
 from trl_ablate.recipe.resolving import Resolved, load_recipe
+from trl_ablate.recipe.trl_yaml import without_traces
 from trl_ablate.reward_specs import GYM
 from trl_ablate.run.identity import portable
 from trl_ablate.study.definition import Arm, Study
@@ -69,6 +71,7 @@ class ResolvedArm:
         return {*self.resolved.changes, *self.arm.overrides} - {*named("place")}
 
 
+@without_traces()
 def resolve_plan(study: Study, *, to_run: bool = False) -> Plan:
     """Resolve the arms; raises `ConfigurationError` if an arm differs in an undeclared setting.
 
@@ -171,6 +174,8 @@ def _without_defaults(study: Study, design: Design) -> Study:
 
 def _resolve(arm: Arm, study: Study) -> ResolvedArm:
     names = {"arm": arm.name, "study": study.name, "seed": arm.seeds[0]}
+    checked(dict(study.overrides), f"{study.path.name}: overrides")
+    checked(dict(arm.overrides), f"{study.path.name}: arm '{arm.name}'")
     overrides = {**study.overrides, **arm.overrides, **names}
     return ResolvedArm(arm, load_recipe(arm.recipe, study.profile, overrides))
 

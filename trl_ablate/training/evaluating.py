@@ -12,7 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.estimates import MAIN, standard_errors
 from trl_ablate.metrics import EVAL_REWARD
-from trl_ablate.miniature.registry import is_miniature
+from trl_ablate.miniature.registry import has_levels, is_miniature
 from trl_ablate.recipe.overrides import read_overrides
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.recipe.resolving import Resolved, load_recipe, resolve_run
@@ -95,6 +95,8 @@ def to_evaluate(
     """
     given = read_overrides(words)
     forgotten = dict.fromkeys(named("data", "evaluated data")) if "dataset" in given else {}
+    if forgotten and not has_levels(str(given["dataset"])):
+        forgotten["eval_by"] = None
     fixed = {**ONLY_EVALUATION, "model_name_or_path": checkpoint.model, "output_dir": scratch}
     overrides = {**forgotten, "model_revision": "main", **given, **fixed}  # not the run's revision
     if checkpoint.run is not None and recipe is None:

@@ -157,14 +157,13 @@ def begin_record(
         delete(directory)
     elif start.mode == "resume":
         checkpoints.rewind(directory, checkpoint)
+    if changed:  # recorded first: once the new settings are written, nothing shows the change
+        start.console.print(f"resuming with changed settings: {identity.described(changed)}")
+        step = checkpoints.step_of(checkpoint) if checkpoint else 0
+        entry = {"at": identity.utc_now(), "step": step, "settings": changed}
+        history = directory.read().get("changed_settings", [])
+        directory.update(changed_settings=[*history, entry])
     directory.write_config(settings)
-    if not changed:
-        return
-    start.console.print(f"resuming with changed settings: {identity.described(changed)}")
-    step = checkpoints.step_of(checkpoint) if checkpoint else 0
-    entry = {"at": identity.utc_now(), "step": step, "settings": changed}
-    history = directory.read().get("changed_settings", [])
-    directory.update(changed_settings=[*history, entry])
 
 
 def masker_of(start: Start) -> Masker:

@@ -155,3 +155,11 @@ def test_wrong_pass_rates_are_refused(tmp_path, rates, between, sentence):
     task = of_rates(tmp_path, rates, between)
     with pytest.raises(ConfigurationError, match=sentence):
         load_questions(task, "train")
+
+
+def test_a_damaged_line_of_pass_rates_is_named(tmp_path):
+    task = of_rates(tmp_path, {"1+1?": 1.0}, [0, 1])
+    with (tmp_path / "rates.jsonl").open("a") as file:
+        file.write('{"question": "2+')
+    with pytest.raises(ConfigurationError, match="line 2: not JSON.*; correct the line"):
+        load_questions(task, "train")

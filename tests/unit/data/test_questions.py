@@ -230,6 +230,7 @@ NESTED = b'{"question": "1?", "answer": "2", "x": ' + b"[" * 800 + b"]" * 800 + 
 MIXED = b'{"question": "1?", "answer": "2", "x": 1}\n{"question": "1?", "answer": "2", "x": "a"}\n'
 BAD_FILES = [
     ("a.csv", b"question,answer\n1?,2,3\n", "line 2: 3 fields, but the first line names 2"),
+    ("a.csv", b'question,answer\n"1\n?",2,3\n', "line 2: 3 fields"),
     ("a.csv", b"question,question\n1?,2\n", "give each a name of its own"),
     ("a.csv", b"question,answer\n\xff,2\n", "not UTF-8 text .byte"),
     ("a.csv", b"question,answer\n,2\n", "line 2: no value in column 'question'"),

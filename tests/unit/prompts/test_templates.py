@@ -49,7 +49,7 @@ def test_braces_and_backslashes_in_a_question_stay(name):
 
 
 ASKED = r"What is \frac{1}{2}?"
-ROW = {"question": ASKED, "level": 3, "hint": None}
+ROW = {"question": ASKED, "level": 3, "hint": None, "уровень": "C", "unit-price": 2}
 
 
 def written(tmp_path, name, text, system=None):
@@ -63,6 +63,7 @@ def written(tmp_path, name, text, system=None):
     [
         ("p.txt", "Level {level}: {question} Answer as \\boxed{}, or {{question}} {1}.\n",
          rf"Level 3: {ASKED} Answer as \boxed{{}}, or {{question}} {{1}}."),
+        ("p.txt", "{question} {уровень}", f"{ASKED} C"),
         ("mark.txt", "\ufeff{question}", ASKED),  # as Windows saves a text
         ("p.jinja", "{% if level > 2 %}Hard: {% endif %}{{ question }}", "Hard: " + ASKED),
     ],
@@ -85,6 +86,7 @@ def test_a_system_prompt_makes_messages(tmp_path):
         ("p.txt", "{question} {leval}", "column 'leval', which the data do not have; they have"),
         ("p.jinja", "{{ question }} {{ leval }}", "names the column 'leval'"),
         ("p.txt", "{question} {hint}", "'hint', which is empty for the question"),
+        ("p.txt", "{question} {unit-price}", "column 'unit-price', which is not one word"),
         ("p.jinja", "{{ question }", "is not a Jinja template"),
         ("p.jinja", "{{ question }} {{ level / 0 }}", "cannot write the prompt.*ZeroDivisionError"),
         ("p.jinja", "{{ question }} {{ ''.__class__.__mro__ }}", "cannot write the prompt"),

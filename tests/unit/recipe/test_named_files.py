@@ -13,6 +13,8 @@ def test_data_of_one_name_are_told_apart_by_their_content(tmp_path):
         found = anchor.settings({"dataset": "data.jsonl"}, tmp_path / name)
         assert found == {"dataset": str(tmp_path / name / "data.jsonl")}
         (known[name],) = anchor.files.values()
+        anywhere = Anchor()
+        assert anywhere.settings(found) == found and anywhere.files == anchor.files
     assert known["a"] == known["c"] != known["b"]
     assert not changed_files(anchor.files)
     (tmp_path / "c" / "data.jsonl").write_text("3")

@@ -109,6 +109,9 @@ REFUSED = [
     (a_set(levels="12"), "levels of 'mine' is '12'; give a list"),
     (a_set(size=0), "eval_size is 0"),
     (a_set(reward_funcs=["anser"]), "did you mean 'answer'"),
+    (a_set(reward_funcs=[5]), "reward_funcs has '5'; give"),
+    (a_set(reward="nonsense"), "template='nonsense' is unknown"),
+    (a_set(filter=["level > 2", 5]), "filter of 'mine' is \"['level > 2', 5]\"; give texts"),
     (rates([1, 0]), "between is '[1, 0]'; give the lowest and the highest rate, from 0 to 1"),
     (rates([0, 1], file=1), "give {file: rates.jsonl, between: [0.1, 0.9]}"),
     ({"pass_rate": {"file": "a"}}, "give {file: rates.jsonl, between: [0.1, 0.9]}"),
@@ -140,6 +143,8 @@ def test_settings_that_are_near_to_refused_ones():
     for settings in (
         {**sets, "best_metric": "eval_mine_pass@4"},
         {"eval_by": "level", "best_metric": "eval_reward/level=3"},
+        {"best_metric": "eval_rewards/r1_zero/mean"},
+        {"reward_funcs": ["judge.correct"], "best_metric": "eval_rewards/correct/mean"},
         {**NOISE, "outcome_gate": "r1_zero"},
     ):
         assert settings.items() <= load_recipe("grpo", "miniature", settings).settings.items()

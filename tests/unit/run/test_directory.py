@@ -109,6 +109,7 @@ def old(tmp_path) -> RunDirectory:
         run.append_metrics({"step": 1})
         run.alerts_file.write_text('{"step": 1}\n')
         run.write_rollouts(1, [{"prompt": "1+1"}])
+        (run.rollout_file(2).parent / ".step_000002.jsonl.77").write_text("cut off by a kill")
     for name in ("checkpoint-2", "checkpoint_last", "checkpoint_best", "another run", "rollouts"):
         (run.path / name).mkdir(exist_ok=True)
         (run.path / name / "model.safetensors").write_text(name)

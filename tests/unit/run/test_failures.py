@@ -8,6 +8,7 @@ from multiprocessing import synchronize
 import pytest
 import requests
 import torch
+from trl.generation.vllm_client import VLLMClient
 
 from trl_ablate.errors import RewardError
 from trl_ablate.run import directory
@@ -27,6 +28,14 @@ def of_a_lock() -> OSError:
     code = compile(f"raise OSError({errno.ENOSPC}, '')", synchronize.__file__, "exec")
     with pytest.raises(OSError) as raised:
         exec(code)
+    return raised.value
+
+
+def without_its_server() -> Exception:
+    client = object.__new__(VLLMClient)
+    client.base_url = "http://127.0.0.1:9"
+    with pytest.raises(requests.ConnectionError) as raised:
+        client.check_server()
     return raised.value
 
 
@@ -54,10 +63,12 @@ def caused_by(cause: Exception) -> RuntimeError:
         (FileNotFoundError(errno.ENOENT, "No such file", "a.jsonl"), "a.jsonl is missing; restore"),
         (named("EngineDeadError", "EngineCore encountered an issue."), "vLLM engine died"),
         (Exception("Request failed: 500, dead"), "(Request failed: 500, dead); check its log"),
-        (requests.ConnectionError("can't be reached at http://a:1."), "http://a:1); check its log"),
+        (without_its_server(), "can't be reached at http://127.0.0.1:9 after"),
         (RewardError("reward function 'x' raised"), "reward function 'x' raised"),
         (RuntimeError("the engine died"), "None"),  # nobody foresaw these: they are left alone
         (OSError(errno.EIO, "I/O"), "None"),
+        (requests.ConnectionError("Max retries exceeded with url: http://judge"), "None"),
+        (TypeError("f() got an unexpected positional argument"), "None"),
     ],
 )  # fmt: skip
 def test_known_trouble_is_one_sentence(error, said):

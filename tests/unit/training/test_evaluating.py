@@ -84,9 +84,11 @@ def test_a_run_is_evaluated_as_it_was_trained(run):
     assert resolved.model.model_name_or_path == "somewhere"
     alike = load_recipe(SHIPPED / "question_only.yaml", "miniature", {"learning_rate": 1e-5})
     assert config.learning_rate == alike.config.learning_rate
-    task = evaluated(run, "--dataset", "gsm8k", "--eval_split", "test").task
+    assert config.eval_by == "level"
+    resolved = evaluated(run, "--dataset", "gsm8k", "--eval_split", "test")
+    task, config = resolved.task, resolved.config
     assert (task.dataset, task.eval_split) == ("gsm8k", "test")
-    assert task.levels is task.eval_sets is None
+    assert task.levels is task.eval_sets is config.eval_by is None
 
 
 def test_the_revision_of_a_run_is_that_of_its_base_and_a_given_one_holds(run):
