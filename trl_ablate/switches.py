@@ -150,7 +150,7 @@ class Switches:
     )
     best_metric: str = setting(
         EVAL_REWARD,
-        "Metric whose best evaluation is kept as a checkpoint; the default of "
+        "Metric whose highest evaluation is kept as a checkpoint; the default of "
         "metric_for_best_model.",
     )
     log_memory: bool = setting(

@@ -22,6 +22,7 @@ from trl_ablate.bench.timing import (
     compared,
     fewest,
 )
+from trl_ablate.errors import ConfigurationError
 from trl_ablate.trainer import decoding
 from trl_ablate.trainer.temporary import replaced
 
@@ -42,6 +43,11 @@ class StatedLength(StoppingCriteria):
 
 def bench(asked: Rollout) -> Result:
     rows, group = asked.rows, asked.group
+    if asked.prompt_length < 2:
+        raise ConfigurationError(
+            f"--prompt_length is {asked.prompt_length}; give at least 2 tokens, which state the "
+            "length of the response"
+        )
     lengths_N = lengths_in_groups(asked)
     torch.manual_seed(asked.seed)
     model: Any = model_and_tokenizer(asked)[0].eval()

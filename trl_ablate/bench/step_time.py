@@ -34,6 +34,7 @@ from trl_ablate.bench.timing import (
 )
 from trl_ablate.data.questions import load_questions, to_prompts
 from trl_ablate.metrics import LENGTH
+from trl_ablate.miniature.registry import MINIATURE, world_of_model
 from trl_ablate.rewards import MathGrader, build_rewards
 from trl_ablate.task import TaskArguments
 
@@ -77,6 +78,7 @@ def compare(model: str, load: Step) -> dict[str, Measured]:
 
 def model_folder(shape: str, world: str, scratch: str) -> str:
     """The folder of the miniature's base model, or `scratch` with a random model of this shape."""
+    world_of_model(f"{MINIATURE}/{world}")  # refuses one without a model of its own
     if shape == "miniature":
         return str(miniature.build(world=world))
     tokenizer = miniature.tokenizer(world)

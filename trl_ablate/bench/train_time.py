@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from math import lcm
+from math import inf, lcm
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -74,7 +74,7 @@ def bench(asked: Train) -> Result | None:
         f"training phase, {load.rows} completions of {sum(load.lengths_N) / load.rows:.0f} tokens "
         f"(longest {max(load.lengths_N)}), microbatch {load.microbatch}, {asked.model}"
     )
-    facts = differences(next(iter(found.values())), found[OURS])
+    facts = differences(next(iter(found.values())), found[OURS]) if ways else {}
     facts |= {} if asked.only else {LIMIT: found[STOCK].limit("train")}
     return (title, rows_of(found, load), facts) if state.is_main_process else None
 
@@ -187,7 +187,9 @@ def bench_scale(asked: Scale) -> Result:
 
 def check_points(points: Sequence[tuple[int, float, int]]) -> None:
     sizes, most = Train(), max(processes for _, _, processes in points)
-    for rows, _, processes in points:
+    for rows, mean_length, processes in points:
+        if not 1 <= mean_length < inf:
+            raise ConfigurationError(f"--mean_lengths has {mean_length:g}; give 1 or more each")
         check_rows(rows, group=sizes.group, microbatch=sizes.microbatch, processes=processes)
     if torch.cuda.is_available() and most > torch.cuda.device_count():
         raise ConfigurationError(

@@ -19,6 +19,7 @@ import typing
 from argparse import SUPPRESS, Namespace
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from trl_ablate.cli.ending import DONE, FAILED
@@ -69,7 +70,8 @@ def main(options: Namespace) -> int:
             f"{nearest(options.run, names)}"
         )
     check_picture(options, logs)
-    beside = Path(options.path) if len(logs) == 1 else None
+    places = [Path(options.path, log.name) for log in logs], [Path(options.path)]
+    beside = next((at for at in chain(*places) if at.exists()), None) if len(logs) == 1 else None
     fired = [show(log, replay(log.rows, arguments), beside) for log in logs]
     if options.picture is not None:
         draw(logs[0], fired[0], options.picture)

@@ -172,7 +172,9 @@ class Estimate:
     @property
     def evaluation(self) -> float:
         """Seconds of one evaluation."""
-        return sum(self.generated(self.setup.eval_questions).values()) + self.setup.other_s
+        questions, setup = self.setup.eval_questions, self.setup
+        at_once = questions if self.by_vllm else min(questions, setup.eval_batch * setup.gpus)
+        return questions / at_once * sum(self.generated(at_once).values()) + setup.other_s
 
     @property
     def run(self) -> float:

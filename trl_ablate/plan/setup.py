@@ -102,6 +102,11 @@ def check(setup: Setup) -> None:
             f"max_length {setup.max_length} is below mean_length {setup.mean_length}; raise it, or "
             "lower mean_length"
         )
+    if setup.quantized != "none" and not setup.lora_rank:
+        raise ConfigurationError(
+            f"quantized {setup.quantized} is of frozen weights, and without adapters none are "
+            "frozen; give --lora_rank"
+        )
     if setup.sharding == "zero3" and setup.gpus == 1:
         raise ConfigurationError(
             "zero3 shards over cards, and there is one; give --gpus 2 or more, or leave out "

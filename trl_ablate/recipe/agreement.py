@@ -16,6 +16,10 @@ from trl_ablate.task import TaskArguments
 
 SIGNIFICAND_BITS = {"bfloat16": 8, "float16": 11}
 TYPICAL_WEIGHT = 0.02
+LOWER_IS_BETTER = (
+    "truncated", "ungraded", "stderr", "/std", "clipped_ratio", "runtime", "zero_std",
+)  # fmt: skip
+"""Parts of the names of metrics."""
 
 
 def check_agreement(config: AblationConfig, task: TaskArguments) -> None:
@@ -48,6 +52,11 @@ def _check_evaluation(config: AblationConfig, task: TaskArguments) -> None:
         raise ConfigurationError(
             f"eval_sets {', '.join(sets)} would define the metric '{twice[0]}' twice; rename the "
             "set"
+        )
+    if any(word in config.best_metric for word in LOWER_IS_BETTER):
+        raise ConfigurationError(
+            f"best_metric is '{brief(config.best_metric)}', of which a lower value is better, and "
+            "the highest is kept; name a reward, such as eval_reward"
         )
     followed = {"best_metric": config.best_metric}
     if config.evaluation == "one_shot" and config.metric_for_best_model is not None:

@@ -194,8 +194,8 @@ def check_device(resolved: "Resolved") -> None:
 
     if resolved.for_gpu and not torch.cuda.is_available():
         raise ConfigurationError(
-            f"profile '{resolved.profile}' is for a GPU, and this machine has none; use --profile "
-            "miniature, or --use_cpu true to train on the CPU anyway"
+            f"profile '{resolved.profile}' is for a GPU, and this machine has none; give "
+            "--use_cpu true to compute on the CPU anyway, or a recipe with --profile miniature"
         )
     if resolved.config.fsdp and resolved.config.parallel_mode is not ParallelMode.DISTRIBUTED:
         raise ConfigurationError(

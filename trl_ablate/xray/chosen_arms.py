@@ -11,7 +11,7 @@ rollouts, its gradient would not be the one that it takes.
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,10 @@ def arms_of(
 ) -> list[XrayArm]:
     """The arms in the order given; a second arm of the same name gets a number."""
     if isinstance(given, Mapping):
+        if profile or overrides:
+            raise ConfigurationError(
+                "resolved recipes have their settings; give profile and overrides to load_recipe"
+            )
         return [XrayArm(name, resolved) for name, resolved in given.items()]
     words = [given] if isinstance(given, (str, os.PathLike)) else list(given)
     settings = read_overrides(overrides)
@@ -128,6 +132,7 @@ def _of_study(word: str, profile: str | None, settings: Mapping[str, Any]) -> li
         if name := shown.get(arm.name):
             own = {**study.overrides, **arm.overrides, **settings, "arm": arm.name}
             resolved = load_recipe(arm.recipe, profile or study.profile, own)
+            _check_declared(name, {*resolved.changes, *arm.overrides}, settings)
             found.append(XrayArm(name, resolved, study.against.get(name)))
     return found
 
@@ -137,9 +142,13 @@ def _of_recipe(word: str, profile: str | None, settings: Mapping[str, Any]) -> X
     own = {**settings, **read_overrides(changes)}
     name = "+".join([Path(recipe).stem if "/" in recipe else recipe, *changes])
     resolved = load_recipe(recipe, profile or "auto", own)
-    for key in resolved.changes.keys() & settings.keys() - read_overrides(changes).keys():
+    _check_declared(name, resolved.changes.keys() - read_overrides(changes).keys(), settings)
+    return XrayArm(name, resolved)
+
+
+def _check_declared(name: str, declared: Collection[str], settings: Mapping[str, Any]) -> None:
+    for key in sorted(settings.keys() & declared):
         raise ConfigurationError(
             f"the setting '{key}' for all arms replaces what arm '{name}' declares, so the arm "
             "changes nothing; remove one of the two"
         )
-    return XrayArm(name, resolved)

@@ -23,6 +23,7 @@ def bench(asked: OfXray) -> Result:
     batches = asked.batches + 1
     sizes = dict.fromkeys(("generation_batch_size", "optimizer_batch_size"), asked.rows)
     resolved = load_recipe(asked.recipe, asked.profile, {**sizes, "report_to": "none"})
+    per_batch = resolved.config.optimizer_steps_per_rollout
     with grader_of(resolved.task) as grader, tempfile.TemporaryDirectory() as folder:
         rollouts = RolloutFolder(Path(folder) / "rollouts")
         rollouts.begin({}, questions_of(resolved, batches, 0))
@@ -31,11 +32,12 @@ def bench(asked: OfXray) -> Result:
         training: list[float] = []
         arm: list[float] = []
         for _ in range(asked.rounds):
-            trainer = make_trainer(resolved, sources, steps=batches, max_grad_norm=1.0)
+            trainer = make_trainer(resolved, sources, steps=batches * per_batch, max_grad_norm=1.0)
             trainer.reads(sources)
             trainer.train()
             rows = trainer.state.log_history
-            training += [row["time/train"] for row in rows if "time/train" in row][1:]
+            steps = [row["time/train"] for row in rows if "time/train" in row]
+            training += [sum(steps[i : i + per_batch]) for i in range(0, len(steps), per_batch)][1:]
             taken, _ = take(resolved, Point(None), sources)
             arm += taken.seconds_B.tolist()[1:]
     table = [

@@ -17,6 +17,7 @@ from trl_ablate.data.questions import check_enough
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import MathGrader
+from trl_ablate.rewards.functions import completion_text
 from trl_ablate.run.json_files import read_jsonl
 from trl_ablate.switches import named
 from trl_ablate.training.building import task_dataset
@@ -133,7 +134,8 @@ def read_recorded(
                 f"{file} has the prompt {prompts[first][-80:]!r}, which the reference does not "
                 "ask: it is of another template, tokenizer or data; draw new rollouts"
             )
-    completions = [_tokens(str(row.get("response")), config, tokenizer) for row in rows[:wanted]]
+    texts = [completion_text(row.get("response") or "") for row in rows[:wanted]]
+    completions = [_tokens(text, config, tokenizer) for text in texts]
     return [known[prompt] for prompt in prompts[::group]], completions
 
 

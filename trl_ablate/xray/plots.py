@@ -52,7 +52,7 @@ def _directions(
     figures = [point.arms[arm].figures.plain for arm in arms]
     lowest = 0.0
     for number, (arm, plain) in enumerate(zip(arms, figures, strict=True)):
-        if math.isnan(plain.cosine_mean) or not plain.norm_ratio > 0:
+        if math.isnan(plain.cosine_mean) or not 0 < plain.norm_ratio < math.inf:
             continue
         lowest = min(lowest, plain.cosine_mean)
         colour, marker = _look(number)
@@ -66,7 +66,7 @@ def _directions(
         axes.axhspan(max(point.floor, LEAST_FLOOR), 1.0, color=FAINT, alpha=0.25, linewidth=0)
     axes.axhline(0, color=INK, linewidth=0.6)
     axes.set_xscale("log")
-    known = [plain.norm_ratio for plain in figures if plain.norm_ratio > 0]
+    known = [plain.norm_ratio for plain in figures if 0 < plain.norm_ratio < math.inf]
     low, high = min(known, default=1) / 1.6, max(known, default=1) * 1.6
     axes.set(xlim=(low, high), ylim=(lowest - 0.08, 1.04))
     axes.set(xlabel="norm ratio", ylabel="cosine of the mean gradients")

@@ -73,7 +73,7 @@ def xray(
     places, given = [Path(one) for one in checkpoints], Path(rollouts) if rollouts else None
     is_main = first.resolved.config.process_index == 0
     say = say if say and is_main else lambda text: None
-    _check(kept, skipped, places, batches, drift, given)
+    _check(kept, skipped, places, batches, drift, seed, given)
     if output is None and first.resolved.config.world_size > 1:
         raise ConfigurationError("with several processes an X-ray needs an output folder; give one")
     for name, why in skipped.items():
@@ -221,6 +221,7 @@ def _check(
     checkpoints: Sequence[Path],
     batches: int,
     drift: int,
+    seed: int,
     rollouts: Path | None,
 ) -> None:
     """Refuse what cannot be compared, before anything is loaded."""
@@ -240,6 +241,8 @@ def _check(
         raise ConfigurationError(
             f"--batches is {batches} and --drift is {drift}; give 1 or more, and 0 or more"
         )
+    if not 0 <= seed < 2**32:
+        raise ConfigurationError(f"--xray_seed is {seed}; give a number from 0 to {2**32 - 1}")
     for checkpoint in checkpoints:
         if not checkpoint.is_dir():
             raise ConfigurationError(

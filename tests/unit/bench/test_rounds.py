@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from trl_ablate.bench import reward_time, step_time, synthetic, timing, train_time
+from trl_ablate.bench import reward_time, rollout_time, step_time, synthetic, timing, train_time
 from trl_ablate.bench.gpu.parts import first_gpus
 from trl_ablate.bench.modes import OfLengths, Rollout, Scale, Step, Train
 from trl_ablate.bench.reward_time import golds_of
@@ -133,6 +133,15 @@ def test_no_mean_is_above_the_cap():
     for uniform in (False, True):
         with pytest.raises(ConfigurationError, match="--mean_length 8.5 is above --cap 8; change"):
             lengths(OfLengths(mean_length=8.5, cap=8, uniform=uniform))
+    for wrong, said in (({"mean_length": 0.2}, "1 to inf"), ({"sigma": -1.0}, "0 to 10")):
+        with pytest.raises(ConfigurationError, match=f"; give {said}"):
+            lengths(OfLengths(**wrong))
+    with pytest.raises(ConfigurationError, match="--idle is 2; give 0 to 1"):
+        lengths(Train(idle=2.0))
+    with pytest.raises(ConfigurationError, match="--prompt_length is 1; give at least 2"):
+        rollout_time.bench(Rollout(prompt_length=1))
+    with pytest.raises(ConfigurationError, match="'words' has questions and no model of its own"):
+        step_time.bench(Step(world="words"))
 
 
 def test_the_random_model_of_a_step_is_removed(monkeypatch):

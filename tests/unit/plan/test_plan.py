@@ -226,12 +226,20 @@ def test_an_engine_without_room_is_a_problem():
     assert engine.to_dict()["seconds_per_step"] is None
 
 
+def test_an_evaluation_in_batches_takes_as_many_times_its_longest_response():
+    """Where a step costs its least, whatever its rows."""
+    setup = replace(PLAIN, engine="transformers", layer_ms=20.0, other_s=0, eval_questions=1024)
+    times = [plan(replace(setup, eval_batch=rows)).evaluation for rows in (1024, 256)]
+    assert times[1] == pytest.approx(4 * times[0], rel=0.1)
+
+
 def test_what_is_refused():
     for changes, sentence in (
         ({"model": "9B"}, "'9B' is neither a known size .0.5B, 1B, 1.5B"),
         ({"mfu": 1.5}, "mfu is 1.5; give a share above 0 and at most 1"),
         ({"layer_ms": float("nan")}, "layer_ms is nan; give a number of at least 0"),
         ({"max_length": 100}, "max_length 100 is below mean_length 343; raise it, or lower mean"),
+        ({"quantized": "4bit"}, "quantized 4bit is of frozen weights"),
         ({"sharding": "zero3"}, "zero3 shards over cards, and there is one"),
         ({"microbatch": 3}, "256 rollouts are no whole number of microbatches of 3 on 1 cards"),
     ):

@@ -93,6 +93,7 @@ REFUSED = [
     ({"length_norm": "mean", "loss_type": "dapo"}, "built on loss_type 'grpo'"),  # of the class
     ({"generation_batch_size": 100}, "must be divisible"),  # of TRL
     # the metric that is followed
+    ({"best_metric": "eval_truncated"}, "a lower value is better, and the highest is kept"),
     ({"best_metric": "eval_rewards"}, "did you mean 'eval_reward'"),
     ({"best_metric": "eval_pass@4"}, "is not a metric of this evaluation"),
     ({"best_metric": "eval_reward/level=3", "eval_by": None}, "is not a metric of this evaluation"),

@@ -51,6 +51,16 @@ def test_what_cannot_be_compared(tiny_model, arms, changes, why):
     assert why in refused(of_arms, arms)
 
 
+def test_settings_of_all_arms_are_no_setting_that_an_arm_of_a_study_declares(tiny_model):
+    settings = small_xray(tiny_model, length_norm="constant")
+    assert "'length_norm' for all arms replaces what arm" in refused(settings, ["chains"])
+    assert "--xray_seed is -1; give a number from 0" in refused(
+        small_xray(tiny_model), TWO, seed=-1
+    )
+    with pytest.raises(ConfigurationError, match="resolved recipes have their settings"):
+        xray({"a": load_recipe("grpo")}, (), 1, overrides={"beta": 0.1})
+
+
 def test_a_checkpoint_that_does_not_do(tiny_model, tmp_path):
     other, empty = save_tiny_qwen2(tmp_path / "checkpoint-3", hidden_size=32), tmp_path / "empty"
     empty.mkdir()
@@ -135,7 +145,9 @@ def rows(tiny_model):
     resolved = load_recipe("grpo", overrides=small_xray(tiny_model))
     prompts = training_set(resolved)[0]["prompt"][:4]
     responses = ["+", "-7", "==a", "*" * 12]  # ends by itself, by stop strings, at the limit
-    return [{"prompt": prompt, "response": text} for prompt in prompts for text in responses]
+    rows = [{"prompt": prompt, "response": text} for prompt in prompts for text in responses]
+    as_message = [{"role": "assistant", "content": rows[4]["response"]}]
+    return [*rows[:4], {**rows[4], "response": as_message}, *rows[5:]]
 
 
 def test_rollouts_of_a_run_are_scored_and_compared(tiny_model, rows, tmp_path):
