@@ -4,6 +4,7 @@ the committed numbers."""
 import json
 import os
 import re
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -33,17 +34,15 @@ ROW = {"question": "Without the std?", "part": "question", "study": "one",
 
 
 @pytest.fixture
-def numbers_only(monkeypatch):
-    """Neither pictures nor a disk that is flushed after each of hundreds of files: both take time,
-    and change no number."""
+def no_curves(monkeypatch):
+    """Neither the slowest picture nor a disk that is flushed after each of hundreds of files: both
+    take time, and change no number."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(making, "draw_curves", lambda *given, **how: b"")
-    for name in ("differences_picture", "effect_pictures", "sensitivity"):
-        monkeypatch.setattr(making, name, lambda *given: [])
 
 
 @pytest.mark.slow
-def test_the_findings_come_out_of_their_runs(tmp_path, capsys, numbers_only):
+def test_the_findings_come_out_of_their_runs(tmp_path, capsys, no_curves):
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "study.yaml").write_text(STUDY)
     chosen, runs = tmp_path / "findings.yaml", tmp_path / "runs"
@@ -93,15 +92,30 @@ KEPT = [
 assert len(KEPT) > 20
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("file", KEPT, ids=lambda file: file.parent.name)
-def test_committed_numbers_come_out_of_committed_runs(file, tmp_path, numbers_only):
+QUICK = {"chains_controls", "chains_off_policy", "chains_questions", "words_std"}
+"""Pairs at looks; factors; in two parts after tuning; in two parts before the first look."""
+
+
+def of_study(file: Path) -> Any:
+    name = file.parent.name
+    return pytest.param(file, id=name, marks=[] if name in QUICK else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("file", map(of_study, KEPT))
+def test_a_committed_report_comes_out_of_its_committed_runs(file, tmp_path, no_curves):
+    """Its text byte by byte, but for the number of settings, which grows with the package, and for
+    fitted curves, whose last digits depend on the version of SciPy."""
     plan, store = resolve_plan(load_study(file)), RunStore(tmp_path / "runs")
     restored = restore(StudyRuns(plan, store), beside(file))
     committed = read_object(file.parent / "report.json")
     assert len(restored) >= committed["details"]["runs"] > 0  # more: trials of tuned arms
     making.report_study(plan, store, file, tmp_path)
     assert_same(read_object(tmp_path / "report.json"), committed)
+    made, before = (
+        re.sub(r"all \d+ settings|## Learning curves\n.*?(?=\n## )", "", text, flags=re.DOTALL)
+        for text in ((at / "REPORT.md").read_text("utf-8") for at in (tmp_path, file.parent))
+    )
+    assert made == before
 
 
 @pytest.mark.slow

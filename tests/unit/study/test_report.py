@@ -23,9 +23,6 @@ from trl_ablate.metrics import GRAD_NORM
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.run.json_files import append_jsonl, read_object
 from trl_ablate.run.picture import PALETTE, png_of
-from trl_ablate.study.definition import load_study
-from trl_ablate.study.kept_runs import beside, restore
-from trl_ablate.study.report import making
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.costs import time
 from trl_ablate.study.report.curves import Run, Series, area, collapse_step, planned_runs
@@ -43,7 +40,6 @@ from trl_ablate.study.report.run_tables import runs_table
 from trl_ablate.study.report.sections import different_starts, shortest
 from trl_ablate.study.report.stats import t_interval
 from trl_ablate.study.report.verdicts import pairs_to_see
-from trl_ablate.study.resolution import resolve_plan
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 
@@ -152,38 +148,6 @@ def test_means_and_chances_by_hand():
     assert improvement_interval([1.0, 2.0], [0.0, 3.0]) == (0.0, 1.0)  # the reference is drawn, too
     # of 27 resamples of three runs, one has the lowest value alone: 3.7 % > 2.5 %
     assert middle_interval([0.0, 1.0, 2.0]) == (0.0, 2.0)
-
-
-STUDIES = SHIPPED / "studies"
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize(
-    "name",
-    [
-        "chains_controls",  # pairs at looks; some arms collapse, some of the runs of another
-        "chains_pass_at_k",  # pairs with fixed seeds
-        "chains_off_policy",  # factors, cell by cell, which act in threes
-        "chains_sizes",  # factors with interactions
-        "gym_objective",  # factors, on average
-        "chains_questions",  # in two parts, after tuning
-        "chains_base_b",  # in two parts, of which some fail more often
-        "words_std",  # in two parts, before the first look
-    ],
-)
-def test_a_committed_report_comes_out_of_its_committed_runs(name, tmp_path, monkeypatch):
-    """Byte by byte, but for the number of settings, which grows with the package, and for fitted
-    curves, whose last digits depend on the version of SciPy."""
-    monkeypatch.setattr(making, "draw_curves", lambda *given, **how: b"")  # drawing takes longest
-    file = STUDIES / name / "study.yaml"
-    plan, store = resolve_plan(load_study(file)), RunStore(tmp_path / "runs")
-    restore(StudyRuns(plan, store), beside(file))
-    report_study(plan, store, file, tmp_path)
-    made, committed = (
-        re.sub(r"all \d+ settings|## Learning curves\n.*?(?=\n## )", "", text, flags=re.DOTALL)
-        for text in ((at / "REPORT.md").read_text("utf-8") for at in (tmp_path, file.parent))
-    )
-    assert made == committed
 
 
 def test_a_report_of_nothing_says_so(tmp_path):
