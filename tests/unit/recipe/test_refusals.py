@@ -145,7 +145,7 @@ def test_settings_that_are_near_to_refused_ones():
         {**sets, "best_metric": "eval_mine_pass@4"},
         {"eval_by": "level", "best_metric": "eval_reward/level=3"},
         {"best_metric": "eval_rewards/r1_zero/mean"},
-        {"reward_funcs": ["judge.correct"], "best_metric": "eval_rewards/correct/mean"},
+        {"reward_funcs": ["a.correct", "b.correct"], "best_metric": "eval_rewards/correct/mean"},
         {**NOISE, "outcome_gate": "r1_zero"},
     ):
         assert settings.items() <= load_recipe("grpo", "miniature", settings).settings.items()
