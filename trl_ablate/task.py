@@ -323,7 +323,7 @@ class TaskArguments:
                     f"eval_sets: {key} of '{name}' is {str(value)[:80]!r}; give a {KINDS[wanted]}"
                 )
             if key == "reward":
-                get_template(value)
+                get_template(str(value))
             if key == "filter" and not all(isinstance(one, str) for one in value):
                 raise ConfigurationError(
                     f"eval_sets: filter of '{name}' is {str(value)[:80]!r}; give texts"

@@ -315,9 +315,16 @@ def test_a_comparison_with_published_runs_by_hand(tmp_path):
 
 
 def scales(toy: float, small: tuple | None, runs: int = 4) -> Contrast:
-    """Half-widths of 0.3 and, if it is given, 0.4; published runs of two groups."""
+    """Half-widths of 0.3, in three pairs of five runs, and, if it is given, 0.4; published runs of
+    two groups."""
     keys = ("difference", "low", "high")
-    entry = {"difference": toy, "low": toy - 0.3, "high": toy + 0.3, "collapsed": [0, 5]}
+    entry = {
+        "difference": toy,
+        "low": toy - 0.3,
+        "high": toy + 0.3,
+        "pairs": 3,
+        "collapsed": [0, 5],
+    }
     other = small and dict(zip(keys, small, strict=True), collapsed=[0, runs])
     there = {"olmo_a A": (0.154, 4), "qwen_math std": (-0.7, 1)}
     return Contrast("new", entry, other, there, None, {})
@@ -326,7 +333,7 @@ def scales(toy: float, small: tuple | None, runs: int = 4) -> Contrast:
 def test_the_effects_at_three_scales_and_how_far_two_are_apart():
     found = scales(-0.6, (0.1, -0.3, 0.5))
     toy, small, there = (
-        "−0.60 [−0.90, −0.30] (5)",
+        "−0.60 [−0.90, −0.30] (3)",
         "+0.10 [−0.30, +0.50] (4)",
         "A +0.15 (4), math −0.70 (1)",
     )
@@ -342,7 +349,7 @@ def test_the_readme_has_the_effects_that_the_small_model_has_in_four_runs():
     assert readme_section([few, none]) is None
     section = readme_section([few, none, scales(-0.6, (0.1, -0.3, 0.5))])
     assert [row.split(" | ")[1] for row in section.splitlines() if row.startswith("| new")] == [
-        "−0.60 [−0.90, −0.30] (5)"
+        "−0.60 [−0.90, −0.30] (3)"
     ]
     text = with_section(f"# Top\n\n{README_HEADING}\nold\n\n## Switches\n\nlast\n", section)
     assert "old" not in text and text.endswith("\n## Switches\n\nlast\n")

@@ -59,7 +59,8 @@ class Contrast:
 
     @property
     def columns(self) -> list[str]:
-        """The difference at each scale, with its pairs, or else the runs of the arm; the published ones by source."""
+        """The difference at each scale, with its pairs, or else the runs of the arm; the published
+        ones by source."""
         sizes = [(f"{source_of(name)} ", found) for name, found in self.published.items()]
         there = [f"{name}{signed(value, 2)} ({runs})" for name, (value, runs) in sizes]
         return [_effect(self.toy), _effect(self.small), ", ".join(there)]
@@ -86,7 +87,7 @@ def _effect(entry: Mapping[str, Any] | None) -> str:
     if entry is None:
         return NOTHING
     difference = within(entry["difference"], entry["low"], entry["high"], 2)
-    return f"{difference} ({entry['pairs'] or entry['collapsed'][1]})"
+    return f"{difference} ({entry.get('pairs') or entry['collapsed'][1]})"
 
 
 def contrasts(studies: Path) -> list[Contrast]:
