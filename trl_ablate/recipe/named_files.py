@@ -60,9 +60,10 @@ class Anchor:
         if key in named("dataset") and (path := _found(value, folders)):
             self.files[path] = f"{value}@{_digest(path)}" if os.path.isfile(path) else value
             return path
-        if key in named("dataset") and os.path.isfile(path := os.path.expanduser(value)):
-            self.files[path] = f"{os.path.basename(path)}@{_digest(path)}"
-            return path
+        whole = os.path.expanduser(value)
+        if key in named("dataset") and os.path.isabs(whole) and os.path.isfile(whole):
+            self.files[whole] = f"{os.path.basename(whole)}@{_digest(whole)}"
+            return whole
         is_file = key in named("code", "file") and (key != "template" or is_own(value))
         return self._file(value, folders) if is_file else value
 
