@@ -74,6 +74,8 @@ TABLE = [
     ("evaluate nobody/no-such-model", "checkpoint nobody/no-such-model could not be loaded"),
     ("evaluate miniature --completions", "--completions writes a file next to --output; add"),
     ("evaluate miniature --output {empty}", "--output {empty} is a folder; give a file in it"),
+    ("evaluate miniature --output {empty}/a.json --completions --per_question "
+     "{empty}/a.completions.jsonl", "which another option writes, too; give it a file of its own"),
     ("evaluate miniature --profile miniature --samples many", "takes a whole number"),
     ("plan --sleep off", "argument --sleep: 'off' is neither true nor false"),
     ("plan --gpuss 2", "unknown option '--gpuss'; did you mean '--gpus'?"),
