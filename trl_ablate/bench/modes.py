@@ -1,23 +1,41 @@
 """Which modes has `trl-ablate bench`, and with which options? They are the fields of the mode's
 class. No torch."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from trl_ablate.errors import ConfigurationError
 
 
-def option(default: Any, text: str) -> Any:
-    """A list is copied. None: not given."""
+def option(default: Any, text: str, *limits: float) -> Any:
+    """A list is copied. None: not given. `limits`: the lowest and the highest value."""
     given: Any = {"default": default}
     if isinstance(default, list):
         given = {"default_factory": default.copy}
-    return field(**given, metadata={"help": text})
+    return field(**given, metadata={"help": text, "limits": limits})
 
 
 @dataclass(kw_only=True)
-class OfModel:
+class Limited:
+    """Numbers are within the limits of their options, however they are given."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            given = getattr(self, each.name)
+            if not each.metadata.get("limits") or given is None:
+                continue
+            low, high = each.metadata["limits"]
+            for value in given if isinstance(given, list) else [given]:
+                if not low <= value <= high:
+                    raise ConfigurationError(
+                        f"--{each.name} is {value:g}; give {low:g} to {high:g}"
+                    )
+
+
+@dataclass(kw_only=True)
+class OfModel(Limited):
     model_shape: Literal["miniature", "qwen2.5-math-1.5b"] = option(
         "miniature", "with random weights: miniature, qwen2.5-math-1.5b"
     )
@@ -29,23 +47,25 @@ class OfModel:
 
 
 @dataclass(kw_only=True)
-class OfLengths:
+class OfLengths(Limited):
     rows: int = option(64, "completions per step")
-    mean_length: float = option(343.0, "mean completion length")
+    mean_length: float = option(343.0, "mean completion length", 1, inf)
     cap: int = option(1024, "longest completion")
-    sigma: float = option(0.8, "spread of the lengths: standard deviation of their logarithm")
+    sigma: float = option(
+        0.8, "spread of the lengths: standard deviation of their logarithm", 0, 10
+    )
     uniform: bool = option(False, "every completion of mean length")
     seed: int = option(0, "of the random numbers")
 
 
 @dataclass(kw_only=True)
-class Training:
+class Training(Limited):
     """The size of a training step. In each round every trainer takes one more, which is not
     counted."""
 
     microbatch: int = option(4, "rows of a microbatch")
     group: int = option(8, "rows of one prompt")
-    idle: float = option(0.0, "share of groups of equal rewards")
+    idle: float = option(0.0, "share of groups of equal rewards", 0, 1)
     prompt_length: int = option(96, "tokens of a prompt")
     corrected: bool = option(False, "as with vLLM: correct the engine's mismatch")
     bf16: bool = option(False, "compute in bf16, also on a CPU")
@@ -80,7 +100,7 @@ class Rollout(OfLengths, OfModel):
     rows: int = option(64, "completions per batch")
     group: int = option(1, "rows of one prompt, and so of one length")
     prompt_length: int = option(18, "tokens of a prompt")
-    mean_length: float = option(19.0, "mean completion length")
+    mean_length: float = option(19.0, "mean completion length", 1, inf)
     cap: int = option(48, "longest completion")
     rounds: int = option(3, "alternating rounds")
 
@@ -93,16 +113,18 @@ class Step(OfModel):
     rows: int = option(128, "completions per step")
     microbatch: int = option(64, "rows of a microbatch")
     group: int = option(8, "rows of one prompt")
-    idle: float | None = option(None, "share of groups of equal rewards; default: as graded")
+    idle: float | None = option(None, "share of groups of equal rewards; default: as graded", 0, 1)
     cap: int = option(60, "longest completion")
     steps: int = option(5, "counted steps per round")
     rounds: int = option(3, "alternating rounds")
 
 
 @dataclass(kw_only=True)
-class Scale:
+class Scale(Limited):
     rows: list[int] = option([64, 128, 256, 512, 1024], "completions per step")
-    mean_lengths: list[float] = option([128.0, 64.0, 256.0, 512.0], "mean completion lengths")
+    mean_lengths: list[float] = option(
+        [128.0, 64.0, 256.0, 512.0], "mean completion lengths", 1, 1e9
+    )
     processes: list[int] = option([1, 2], "numbers of processes")
     steps: int = option(2, "counted steps per round")
     rounds: int = option(3, "over all points")

@@ -83,10 +83,6 @@ def lengths(asked: OfLengths) -> list[int]:
         raise ConfigurationError(
             f"--mean_length {asked.mean_length:g} is above --cap {cap}; change one of them"
         )
-    for name, low, high in (("mean_length", 1, math.inf), ("sigma", 0, 10), ("idle", 0, 1)):
-        value = getattr(asked, name, None)
-        if value is not None and not low <= value <= high:
-            raise ConfigurationError(f"--{name} is {value:g}; give {low:g} to {high:g}")
     if asked.uniform:
         return [round(asked.mean_length)] * asked.rows
     spread = [math.exp(random.Random(f"{asked.seed}-{i}").gauss(0, asked.sigma)) for i in rows]

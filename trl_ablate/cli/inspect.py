@@ -19,7 +19,6 @@ import typing
 from argparse import SUPPRESS, Namespace
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 from trl_ablate.cli.ending import DONE, FAILED
@@ -70,8 +69,8 @@ def main(options: Namespace) -> int:
             f"{nearest(options.run, names)}"
         )
     check_picture(options, logs)
-    places = [Path(options.path, log.name) for log in logs], [Path(options.path)]
-    beside = next((at for at in chain(*places) if at.exists()), None) if len(logs) == 1 else None
+    places = [Path(options.path, logs[0].name), Path(options.path)] if len(logs) == 1 else []
+    beside = next(filter(Path.exists, places), None)
     fired = [show(log, replay(log.rows, arguments), beside) for log in logs]
     if options.picture is not None:
         draw(logs[0], fired[0], options.picture)

@@ -57,13 +57,10 @@ class Anchor:
             }
         if not isinstance(value, str) or value in NAMES_OF_DATASETS:
             return value
-        if key in named("dataset") and (path := _found(value, folders)):
-            self.files[path] = f"{value}@{_digest(path)}" if os.path.isfile(path) else value
+        if key in named("dataset") and (path := _whole(os.path.expanduser(value), folders)):
+            name = os.path.basename(value) if _is_whole(value) else value
+            self.files[path] = f"{name}@{_digest(path)}" if os.path.isfile(path) else value
             return path
-        whole = os.path.expanduser(value)
-        if key in named("dataset") and os.path.isabs(whole) and os.path.isfile(whole):
-            self.files[whole] = f"{os.path.basename(whole)}@{_digest(whole)}"
-            return whole
         is_file = key in named("code", "file") and (key != "template" or is_own(value))
         return self._file(value, folders) if is_file else value
 
@@ -84,7 +81,7 @@ class Anchor:
         if value in (*OWN_REWARDS, *TRL_REWARDS, GYM_REWARD):
             return value
         file, name = file_and_name(value)
-        path = file if os.path.isabs(file) and os.path.isfile(file) else _found(file, folders)
+        path = _whole(file, folders)
         if path is None:
             return value
         self.files[path] = f"{Path(path).name}@{_digest(path)}" if os.path.isfile(path) else file
@@ -111,8 +108,17 @@ def _of_worlds(settings: Mapping[str, Any], named: Callable[[str], str]) -> dict
     return found
 
 
+def _is_whole(file: str) -> bool:
+    return os.path.isabs(file) or file.startswith("~")
+
+
+def _whole(file: str, folders: tuple[Path, ...]) -> str | None:
+    """The absolute path of a file that is given by it, or of what is in one of the folders."""
+    return file if os.path.isabs(file) and os.path.isfile(file) else _found(file, folders)
+
+
 def _found(file: str, folders: tuple[Path, ...]) -> str | None:
-    if not file or os.path.isabs(file) or file.startswith("~"):
+    if not file or _is_whole(file):
         return None
     there = (folder / file for folder in folders if os.path.exists(folder / file))
     return next((os.path.abspath(path) for path in there), None)

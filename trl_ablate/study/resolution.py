@@ -79,6 +79,7 @@ def resolve_plan(study: Study, *, to_run: bool = False) -> Plan:
         to_run: also refuse what the runs would refuse at their start; a report needs no data.
     """
     base = base_of(study.arms[0].recipe)
+    checked(dict(study.overrides), f"{study.path.name}: overrides")
     study, arms = _legal(_with_own_files(study))
     for one in arms:
         _check_not_silenced(one, study)
@@ -174,7 +175,6 @@ def _without_defaults(study: Study, design: Design) -> Study:
 
 def _resolve(arm: Arm, study: Study) -> ResolvedArm:
     names = {"arm": arm.name, "study": study.name, "seed": arm.seeds[0]}
-    checked(dict(study.overrides), f"{study.path.name}: overrides")
     checked(dict(arm.overrides), f"{study.path.name}: arm '{arm.name}'")
     overrides = {**study.overrides, **arm.overrides, **names}
     return ResolvedArm(arm, load_recipe(arm.recipe, study.profile, overrides))
