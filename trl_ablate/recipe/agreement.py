@@ -42,17 +42,13 @@ def check_agreement(config: AblationConfig, task: TaskArguments) -> None:
 
 def _check_evaluation(config: AblationConfig, task: TaskArguments) -> None:
     """Check that an evaluation's metric names are unique and include the best metric."""
-    samples, sets = config.num_generations_eval or config.num_generations or 1, task.eval_sets or ()
-    names, of_trl = metric_names(samples, sets), metric_names(samples, sets, one_shot=False)
+    sets = task.eval_sets or ()
+    names, of_trl = evaluation_metrics(config, task), evaluation_metrics(config, task, "trl")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigurationError(
             f"eval_sets {', '.join(sets)} would define the metric '{twice[0]}' twice; rename the "
             "set"
         )
-    for key, one in {"": task, **{key: task.evaluation_task(key) for key in sets}}.items():
-        logged = [f"rewards/{of}/{kind}" for of in reward_names(one) for kind in ("mean", "std")]
-        own = [metric_name(name, key) for name in logged]
-        names, of_trl = names + own, of_trl + own
     if any(word in config.best_metric for word in LOWER_IS_BETTER):
         raise ConfigurationError(
             f"best_metric is '{brief(config.best_metric)}', of which a lower value is better, and "
@@ -75,6 +71,18 @@ def _check_evaluation(config: AblationConfig, task: TaskArguments) -> None:
                 f"{setting} '{brief(metric)}' is not a metric of this evaluation"
                 f"{nearest(metric, names) or '; one is eval_reward'}"
             )
+
+
+def evaluation_metrics(
+    config: AblationConfig, task: TaskArguments, evaluation: str = "one_shot"
+) -> list[str]:
+    """Names of the metrics of an evaluation, without those that reward functions log themselves."""
+    samples, sets = config.num_generations_eval or config.num_generations or 1, task.eval_sets or ()
+    names = metric_names(samples, sets, one_shot=evaluation == "one_shot")
+    for key, one in {"": task, **{key: task.evaluation_task(key) for key in sets}}.items():
+        for of in dict.fromkeys(reward_names(one)):
+            names += [metric_name(f"rewards/{of}/{kind}", key) for kind in ("mean", "std")]
+    return names
 
 
 def _check_rewards(config: AblationConfig, task: TaskArguments) -> None:

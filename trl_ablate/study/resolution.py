@@ -25,11 +25,11 @@ from trl_ablate.data.questions import (
     to_prompts,
 )
 from trl_ablate.data.row_files import is_on_the_hub
-from trl_ablate.errors import ConfigurationError
+from trl_ablate.errors import ConfigurationError, brief, nearest
 from trl_ablate.miniature.registry import in_full, is_miniature, millions_of_parameters
 from trl_ablate.named_code import check_file, code_place
 from trl_ablate.prompts.templates import prompt_writer
-from trl_ablate.recipe.agreement import check_quantization
+from trl_ablate.recipe.agreement import check_quantization, evaluation_metrics
 from trl_ablate.recipe.fields import checked
 from trl_ablate.recipe.named_files import Anchor, base_of, profile_of
 from trl_ablate.recipe.overrides import as_word, as_words
@@ -268,18 +268,32 @@ def _check_starts(arms: Iterable[ResolvedArm], metric: str) -> None:
         resolved, config = one.resolved, one.resolved.config
         batch = (config.generation_batch_size, config.num_generations)
         look = (repr(resolved.task), repr(resolved.model), config.eval_strategy, batch)
-        if look in seen:
-            continue
-        seen.add(look)
         try:
-            if metric.startswith("eval_") and config.eval_strategy == "no":
-                raise ConfigurationError(
-                    f"with eval_strategy no, a run logs no {metric}; set another eval_strategy, or "
-                    "primary_metric: reward"
-                )
-            _check_start(resolved)
+            _check_is_logged(metric, resolved)
+            if look not in seen:
+                _check_start(resolved)
         except ConfigurationError as error:
             raise ConfigurationError(f"arm '{one.arm.name}': {error}") from error
+        seen.add(look)
+
+
+def _check_is_logged(metric: str, resolved: Resolved) -> None:
+    """Refuse a primary metric that an evaluation would log, and none does."""
+    config, task = resolved.config, resolved.task
+    if not metric.startswith("eval_"):
+        return
+    if config.eval_strategy == "no":
+        raise ConfigurationError(
+            f"with eval_strategy no, a run logs no {metric}; set another eval_strategy, or "
+            "primary_metric: reward"
+        )
+    known = evaluation_metrics(config, task, config.evaluation)
+    of_a_reward = "/" in metric or task.reward_funcs  # functions may log metrics of their own
+    if metric not in known and not of_a_reward:
+        raise ConfigurationError(
+            f"primary_metric is '{brief(metric)}', which no evaluation logs"
+            f"{nearest(metric, known) or '; one is eval_reward'}"
+        )
 
 
 def _check_success(study: Study, arms: Iterable[ResolvedArm]) -> None:

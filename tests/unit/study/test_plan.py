@@ -156,6 +156,17 @@ def test_a_plan_refuses_what_its_runs_would_refuse(write, tmp_path, capsys, case
     assert planned(study).arms  # for the report of runs that are done
 
 
+def test_a_primary_metric_that_no_evaluation_logs_is_refused(write, capsys):
+    def plan(metric: str) -> int:
+        study = write(SMALL + f"arms: [grpo.yaml]\nprimary_metric: {metric}\n")
+        return main(["plan", str(study), "--runs", str(study.parent / "runs")])
+
+    assert plan("eval_answer_rewrad") == 2
+    assert "no evaluation logs; did you mean 'eval_answer_reward'?" in capsys.readouterr().err
+    assert plan("eval_pass@8") == 2  # of one sample
+    assert plan("eval_answer_reward/level=3") == plan("eval_answer_reward") == 0
+
+
 REWARD = "{path: 'reward.py:score', kwargs: {file: x.py}}"
 
 
