@@ -20,8 +20,16 @@ import yaml
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.metrics import LENGTH
 from trl_ablate.run.untrusted import for_markdown
+from trl_ablate.study.questions_list import Question
 from trl_ablate.study.report.foreign_runs import read_runs
-from trl_ablate.study.report.found_answers import ArmFound, Found, answers, read_report, with_xray
+from trl_ablate.study.report.found_answers import (
+    ArmFound,
+    Found,
+    answers,
+    found_of,
+    read_report,
+    with_xray,
+)
 from trl_ablate.study.report.numbers import NOTHING, signed, within
 from trl_ablate.study.report.verdicts import MOSTLY
 from trl_ablate.study.report.xray_outcomes import pairs_of_answers, sentence
@@ -170,6 +178,7 @@ def findings_pages(
     drawn = any(arm.numbers["low"] is not None for arm in answered_arms(found))
     values = dict(
         found=found,
+        found_in=lambda **asked: found_of(Question("", "question", **asked), folder),
         studies=[each for row in found for each in (row.worlds[1:] or [row])],
         decided=_by_question(found, decided=True),
         open=_by_question(found, decided=False),

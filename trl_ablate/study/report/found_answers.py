@@ -211,7 +211,7 @@ def read_report(folder: Path) -> Json | None:
 
 def find(rows: Sequence[Question], folder: Path) -> list[Found]:
     """The answers to the questions, from the reports of the studies in `folder`."""
-    return _marked([_found(row, folder) for row in rows])
+    return _marked([found_of(row, folder) for row in rows])
 
 
 def _marked(found: Sequence[Found]) -> list[Found]:
@@ -256,13 +256,14 @@ def with_xray(found: Sequence[Found]) -> list[tuple[str, ArmFound]]:
     return [*pairs.values()]
 
 
-def _found(asked: Question, folder: Path) -> Found:
+def found_of(asked: Question, folder: Path) -> Found:
+    """The answers to one question, without marks over several."""
     if asked.worlds:
         each = [
             replace(asked, question=f"{asked.question} {world}", study=study, worlds={})
             for study, world in asked.worlds.items()
         ]
-        return Found(asked, worlds=[_found(one, folder) for one in each])
+        return Found(asked, worlds=[found_of(one, folder) for one in each])
     report = read_report(folder / asked.study)
     if report is None:
         return Found(asked)
