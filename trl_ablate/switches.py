@@ -78,9 +78,9 @@ class Switches:
     )
     share_prompts: bool = setting(
         True,
-        "Compute the prompt of several rows once in a forward pass; same gradient. Needs "
-        "trim_microbatches and a model with `sdpa` attention on which it was tested; not with "
-        "torch_compile or pad_to_multiple_of.",
+        "Compute the prompt of several rows once in a forward pass; same gradient, up to dropout. "
+        "Needs trim_microbatches and a model with `sdpa` attention on which it was tested; not "
+        "with torch_compile or pad_to_multiple_of.",
     )
     skip_idle_rows: bool = setting(
         True,
@@ -102,8 +102,9 @@ class Switches:
     drop_ended_rows: bool = setting(
         True,
         "With transformers' generation, take a row out of the batch and the cache once it has "
-        "ended, and read a prompt once for all its completions; same tokens, up to rounding. Has "
-        "no effect with a cache_implementation, continuous batching, FSDP or DeepSpeed.",
+        "ended, and read a prompt once for all its completions; same tokens, up to rounding and "
+        "dropout (TRL's lora_dropout is 0.05). Has no effect with a cache_implementation, "
+        "continuous batching, FSDP or DeepSpeed.",
     )
     deterministic: bool = setting(
         False,

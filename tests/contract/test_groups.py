@@ -165,6 +165,37 @@ def test_resampling_fills_the_batch_with_whole_rows_of_fresh_prompts(make_traine
     assert logged["rollouts/used"] == [16] and logged["rollouts/dropped"] == [sum(sizes) - 16]
 
 
+def test_further_rounds_give_rewards_the_columns_of_the_first_and_log_all_of_theirs(make_trainer):
+    given = []
+
+    def reward(completions, log_extra, **columns):
+        given.append("answer" in columns)
+        if len(given) == 2:
+            log_extra("note", ["late"] * len(completions))
+            return [float(i % 2) for i in range(len(completions))]
+        return [0.0, 1.0] * 2 + [1.0] * (len(completions) - 4)
+
+    trainer = make_trainer(reward=reward, group_filter="resample", remove_unused_columns=True,
+                           max_steps=1)  # fmt: skip
+    answers = [str(n) for n in range(len(trainer.train_dataset))]
+    trainer.train_dataset = trainer.train_dataset.add_column("answer", answers)
+    trainer.train()
+    assert given == [False, False]
+    assert [*trainer._logs["extra"]["note"]] == [None] * 4 + ["late"] * 4
+
+
+def test_an_answer_that_a_reward_logs_as_ground_truth_is_logged_once(make_trainer):
+    def reward(completions, answer, log_extra, **kwargs):
+        log_extra("ground_truth", list(answer))
+        return ones(completions)
+
+    trainer = make_trainer(reward=reward)
+    answers = [str(n) for n in range(len(trainer.train_dataset))]
+    trainer.train_dataset = trainer.train_dataset.add_column("answer", answers)
+    generated(trainer, 0, 1)
+    assert [*trainer._logs["extra"]["ground_truth"]] == ["0"] * 4 + ["1"] * 4
+
+
 @pytest.mark.parametrize(
     ("kept", "places"),
     [

@@ -11,6 +11,7 @@ import os
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from tests.support.rows import without_times
 from trl_ablate.config import SURROGATE_LOSS_TYPES
 from trl_ablate.trainer.ablation import AblationTrainer
 from trl_ablate.trainer.carried import counts_the_steps_of_this_call
+from trl_ablate.training.callbacks import Preemption
 
 CONFIGS = range(int(os.environ.get("TRL_ABLATE_CONFIGS", "24")))
 
@@ -210,6 +212,49 @@ def test_where_stock_goes_on_differently(check, case):
 @pytest.mark.parametrize("number", CONFIGS)
 def test_stopped_and_resumed(check, number):
     check(drawn(number))
+
+
+class StopAt(TrainerCallback):
+    """SIGTERM in the course of a given optimizer step."""
+
+    def __init__(self, step: int, termination: Any):
+        self._step, self._termination = step, termination
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self._termination.came = state.global_step == self._step - 1
+
+
+@pytest.mark.parametrize("stopped", [None, 2, 3])
+@pytest.mark.parametrize("save", ["steps", "epoch"])
+def test_the_row_and_the_evaluation_of_an_epoch_are_written_once(make_trainer, stopped, save):
+    """A checkpoint at an epoch's end has them; one in its middle leaves them to the resumed run."""
+    settings = dict(
+        reward=reward, max_steps=-1, num_train_epochs=2, eval_strategy="epoch", save_steps=3,
+        logging_strategy="epoch", save_strategy=save, max_completion_length=4,
+    )  # fmt: skip
+
+    def built():
+        trainer = make_trainer(**settings)
+        trainer.train_dataset = trainer.train_dataset.select(range(6))  # two a step
+        return trainer
+
+    def logged(trainer) -> list[str]:
+        return [
+            row for row in rows(trainer) if "train_runtime" not in row and "train_loss" not in row
+        ]
+
+    whole = built()
+    whole.train()
+    trainer = built()
+    if stopped:
+        termination: Any = SimpleNamespace(came=False, listen=lambda: None)
+        trainer.add_callback(StopAt(stopped, termination))
+        trainer.add_callback(Preemption(termination))
+        trainer.train()
+        assert trainer.state.global_step == stopped
+    trainer = built()
+    trainer.train(resume_from_checkpoint=f"{trainer.args.output_dir}/checkpoint-{stopped or 3}")
+    assert logged(trainer) == logged(whole) and len(logged(whole)) == 4
 
 
 @pytest.mark.parametrize("stream", [False, True])

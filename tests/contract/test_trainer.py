@@ -221,6 +221,13 @@ def test_an_epoch_that_cuts_a_step_off_is_refused(make_trainer, steps, refused):
         trainer.train()
 
 
+def test_an_epoch_that_cuts_a_step_off_is_warned_of_without_grpo_steps(make_trainer, caplog):
+    trainer = make_trainer(steps_per_generation=1, max_steps=-1, num_train_epochs=2)
+    trainer.train_dataset = trainer.train_dataset.select(range(3))
+    trainer.train()
+    assert "the last of each epoch would train on fewer than it counts" in caplog.text
+
+
 MINE = ("checkpoint-0.bak", "checkpoint-9.tmp", "checkpoint-x", "my_checkpoint-1")
 """transformers takes the first two, and a last one of them for the newest checkpoint."""
 

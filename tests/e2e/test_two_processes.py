@@ -19,6 +19,8 @@ from tests.support.two_processes import in_two_processes
 from tests.support.warm import fork
 from tests.support.xray_cases import small_xray
 from trl_ablate import AblationConfig, AblationTrainer
+from trl_ablate.trainer import batching
+from trl_ablate.trainer.temporary import replaced
 
 pytestmark = pytest.mark.slow
 
@@ -63,6 +65,7 @@ SETTINGS = [
     {"length_norm": "token", "baseline": "group_token_mean", "scale_rewards": "none"},
     {"length_norm": "token", "baseline": "best_of_others", "best_of": 3,
      "hard_group_exponent": 0.5},
+    {"length_norm": "mean", "images_in": 1},
     {**IDLE, "gradient_checkpointing": True, "max_steps": 3},
     {**IDLE, "max_steps": 2,
      "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}},
@@ -82,8 +85,9 @@ def scripted(row: int) -> list[int]:
     return [draw.randint(5, 200) for _ in range(draw.randint(2, 9))]
 
 
-def measure(model: str, folder: str, reward=by_sum, **settings) -> dict:
-    """The advantage of every completion, the weights after SGD steps, and an evaluation."""
+def measure(model: str, folder: str, reward=by_sum, images_in=-1, **settings) -> dict:
+    """The advantage of every completion, the weights after SGD steps, and an evaluation. Batches of
+    the process `images_in` count as if they had images, which keeps all from being regrouped."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     prompts = [f"User: {a}+7=?\nAssistant: <think>" for a in range(11, 31)]
     chosen = {
@@ -100,7 +104,9 @@ def measure(model: str, folder: str, reward=by_sum, **settings) -> dict:
         eval_dataset=Dataset.from_dict({"prompt": prompts[:7]}),  # does not divide by two
         processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
     )
-    trainer.train()
+    has_images = int(os.environ.get("RANK", "0")) == images_in
+    with replaced(batching, is_text=lambda batch: not has_images):
+        trainer.train()
     return {
         "processes": trainer.accelerator.num_processes,
         "completions": list(trainer._logs["completion"]),

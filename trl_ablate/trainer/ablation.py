@@ -146,7 +146,8 @@ class AblationTrainer(GRPOTrainer):
             found = self.scored(inputs)
             if self.model.training and self.args.group_filter == "resample":
                 padding: Any = self._tokenizer.pad_token_id
-                source = (self.train_dataset, self._logs, padding, self._step)
+                dataset: Any = self._remove_unused_columns(self.train_dataset)
+                source = (dataset, self._logs, padding, self._step)
                 found = Resampling(self._setting(), self.scored, *source).filled(found)
         return self.with_advantages(found)
 
@@ -243,7 +244,7 @@ class AblationTrainer(GRPOTrainer):
             rewards_NF = super()._calculate_rewards(
                 inputs, prompts, completions, completion_ids_list
             )
-        if "answer" in inputs[0]:
+        if "answer" in inputs[0] and "ground_truth" not in self._pending_extra_logs:
             self._log_completion_extra("ground_truth", [row["answer"] for row in inputs])
         return rewards_NF
 
@@ -308,7 +309,7 @@ class AblationTrainer(GRPOTrainer):
         for key in (batching.ROW_WEIGHTS, *weights) if self.loss_type == "bnpo" else weights:
             if key in microbatches[0]:
                 batching.weigh_microbatches(microbatches, key, self._setting().total)
-        if self.aux_loss_enabled or not all(map(batching.is_text, microbatches)):
+        if self.aux_loss_enabled or not self._is_text(microbatches):
             return inputs
         self._buffered_inputs, padding = batching.without_needless_padding(
             microbatches,
@@ -319,6 +320,11 @@ class AblationTrainer(GRPOTrainer):
         for name, value in padding.items():
             self._metrics["train"][name].append(value)
         return self._buffered_inputs[self._step % len(self._buffered_inputs)]
+
+    def _is_text(self, microbatches) -> bool:
+        """Whether no process has an image: all have to make the same calls of each other."""
+        local = torch.tensor(all(map(batching.is_text, microbatches)), device=self.args.device)
+        return self._setting().total(local.float()).item() == self.accelerator.num_processes
 
     # Loss and update
 
@@ -392,7 +398,7 @@ class AblationTrainer(GRPOTrainer):
     def _record(self, call: loss_pass.LossPass) -> None:
         mode = "train" if self.model.training else "eval"
         self.mismatch.record(call)
-        if mode == "train" and self.args.leaves_rows_out:
+        if mode == "train" and self.args.leaves_rows_out and not self.aux_loss_enabled:
             self.idle_steps.add(call.mask_NT)
         self.ratio_sums.add(mode, call.ratio_sums())
 

@@ -94,6 +94,8 @@ def restore(trainer: Any, checkpoint: Path) -> None:
             "differ from those of a run that was not stopped",
             *(file, carried["layout"], _layout(trainer)),
         )
+        steps, every = carried["values"]["_step"], _steps_per_rollout(trainer)
+        trainer._step = -(-steps // every) * every  # draws are seeded by it
         return
     _restore_state(trainer, carried)
 
@@ -150,8 +152,7 @@ def _carried(trainer: Any) -> dict[str, Any]:
         "mismatch": trainer.mismatch.carried(),
         "skipped_steps": trainer.idle_steps.skipped,
     }
-    per_rollout = trainer.args.steps_per_generation * trainer.num_iterations
-    if trainer._step % per_rollout:
+    if trainer._step % _steps_per_rollout(trainer):
         carried["rollout"] = [
             # A copy, so that the larger tensors that these are views of are not saved
             {key: one.clone() if isinstance(one, Tensor) else one for key, one in batch.items()}
@@ -159,6 +160,10 @@ def _carried(trainer: Any) -> dict[str, Any]:
         ]
         carried["completions"] = _completions(trainer)
     return carried
+
+
+def _steps_per_rollout(trainer: Any) -> int:
+    return trainer.args.steps_per_generation * trainer.num_iterations
 
 
 def _restore_state(trainer: Any, written: dict[str, Any]) -> None:

@@ -90,8 +90,9 @@ class Layer(StaticLayer):
 
 
 def may_be_recorded(model: Any, inputs: dict[str, Any], longest: int) -> bool:
-    """Whether a graph computes what this model computes, and gains time: on one GPU, without hooks
-    or routes that depend on values, with attention to all tokens, over a cache of some size."""
+    """Whether a graph computes what this model computes, and gains time: on one GPU, without hooks,
+    dropout, or routes that depend on values, with attention to all tokens, over a cache of some
+    size."""
     return (
         model.device.type == DEVICE
         and {one.device for one in model.parameters()} == {model.device}
@@ -100,9 +101,13 @@ def may_be_recorded(model: Any, inputs: dict[str, Any], longest: int) -> bool:
         and inputs.keys() <= INPUTS
         and inputs["attention_mask"].dim() == inputs["position_ids"].dim() == 2
         and len(inputs["attention_mask"]) * longest <= CELLS
-        and not any(map(hooked, model.modules()))
+        and not any(hooked(one) or drops(one) for one in model.modules())
         and all(type(layer) is DynamicLayer for layer in inputs[CACHE].layers)
     )
+
+
+def drops(module: torch.nn.Module) -> bool:
+    return isinstance(module, torch.nn.Dropout) and module.training and module.p > 0
 
 
 @cache

@@ -4,7 +4,8 @@ TRL evaluates in small batches, generates for each batch separately, and runs a 
 loss that does not measure the task. This module calls TRL's own generation and scoring with large
 batches, so that environments, tools, images and rollout functions work as in training, and without
 the forward pass. Metrics are computed over the whole set: none is a mean over batches of different
-sizes, and no question counts twice.
+sizes, and no question counts twice, but for what reward functions, tools and graders log
+themselves: with several processes, TRL's mean of these counts a repeated question twice.
 
 `evaluation: trl` is TRL's evaluation in full; see `AblationTrainer.evaluate`.
 """

@@ -106,7 +106,7 @@ class Resampling:
         self._forget_later_metrics(lengths)
         rows = [(turn, group * place + row) for turn, place in fill(kept) for row in range(group)]
         for name, column in _columns(self.logs).items():
-            if name in logs[0]:
+            if any(name in one for one in logs):
                 column.clear()
                 column.extend(logs[turn][name][row] if name in logs[turn] else None
                               for turn, row in rows)  # fmt: skip

@@ -1,5 +1,6 @@
 """Callbacks of a step: its time and memory, steps without a gradient, when to evaluate and save."""
 
+import logging
 import math
 import re
 import time
@@ -16,6 +17,8 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy, has_lengt
 
 from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
 
 GIB = 2**30
 STATUS = Path("/proc/self/status")
@@ -37,7 +40,8 @@ class IdleSteps(TrainerCallback):
 
     Their gradient is 0, but an optimizer with momentum or weight decay would still move the
     weights. So gradients are removed just before such a step. DeepSpeed steps inside the backward
-    pass, where this comes too late. `total` sums a tensor over the processes.
+    pass, where this comes too late. A loss that balances experts has a gradient without groups,
+    too. `total` sums a tensor over the processes.
     """
 
     def __init__(self, metrics: Metrics, total: Callable[[Tensor], Any]):
@@ -67,13 +71,17 @@ class GRPOStepClock(TrainerCallback):
     Arms take several optimizer steps per rollout batch, or several rollout batches per optimizer
     step. Counted in GRPO steps, all are evaluated at the same steps, or at the first optimizer step
     after them, and always at the last. A checkpoint is written between two rollout batches, unless
-    another callback requests it. A fraction is a share of all GRPO steps, rounded up.
+    another callback requests it. A fraction is a share of all GRPO steps, rounded up. At the end of
+    an epoch that is logged or evaluated as such, the checkpoint follows its row, which a resumed
+    run would not write again.
     """
+
+    def __init__(self):
+        self._save_after_epoch = False
 
     def on_train_begin(self, args: AblationConfig, state: TrainerState, control, **kwargs):
         state.compute_steps(args, state.max_steps)  # a checkpoint has those before a change
-        if args.grpo_steps is not None:
-            self._check_epoch(args, state, kwargs["train_dataloader"])
+        self._check_epoch(args, state, kwargs["train_dataloader"])
         # transformers has converted a fraction into a number of optimizer steps
         grpo_steps = state.max_steps * args.grpo_steps_per_optimizer_step
         if args.eval_steps is not None and 0 < args.eval_steps < 1:
@@ -82,17 +90,21 @@ class GRPOStepClock(TrainerCallback):
             state.save_steps = math.ceil(grpo_steps * args.save_steps)
 
     def _check_epoch(self, args: AblationConfig, state: TrainerState, microbatches: Any) -> None:
-        """Refuse an epoch that ends with a part of a step, which would count for a whole one."""
+        """Refuse an epoch that ends with a part of a step, which would count for a whole one; where
+        no number of GRPO steps is asked for, warn of it."""
         if not has_length(microbatches):
             return
         per_step = args.grpo_steps_per_optimizer_step
         steps = Fraction(len(microbatches), args.gradient_accumulation_steps)
         if steps.denominator > 1 and state.max_steps > steps:
-            raise ConfigurationError(
+            found = (
                 f"the {steps * per_step} rollout batches in an epoch do not fill optimizer steps "
                 f"of {per_step}, so the last of each epoch would train on fewer than it counts; "
                 "change the size of the training set, or lower optimizer_batch_size"
             )
+            if args.grpo_steps is not None:
+                raise ConfigurationError(found)
+            logger.warning(found)
 
     def on_step_end(
         self, args: AblationConfig, state: TrainerState, control: TrainerControl, **kwargs
@@ -110,7 +122,23 @@ class GRPOStepClock(TrainerCallback):
             control.should_evaluate = last or (started and due(state.eval_steps))
         if args.save_strategy == SaveStrategy.STEPS:
             control.should_save = last or due(state.save_steps)
+        ends = last or ends_epoch(state)
+        self._save_after_epoch = control.should_save and ends and acts_at_epoch_end(args)
+        control.should_save = control.should_save and not self._save_after_epoch
         return control
+
+    def on_epoch_end(self, args, state, control: TrainerControl, **kwargs):
+        control.should_save = control.should_save or self._save_after_epoch
+        return control
+
+
+def ends_epoch(state: TrainerState) -> bool:
+    """Whether the step that has just ended is the last of its epoch."""
+    return (state.epoch or 0.0) % 1 == 0
+
+
+def acts_at_epoch_end(args: AblationConfig) -> bool:
+    return IntervalStrategy.EPOCH in (args.logging_strategy, args.eval_strategy)
 
 
 class StepPhases(TrainerCallback):
@@ -127,6 +155,7 @@ class StepPhases(TrainerCallback):
         self._began: float | None = None
         self._device = torch.device("cpu")
         self._seconds: dict[str, float] = {}
+        self._peaks: dict[str, float] = {}
 
     @contextmanager
     def phase(self, name: str):
@@ -134,6 +163,8 @@ class StepPhases(TrainerCallback):
         if self._began is None:
             yield
             return
+        if name == "rollout":
+            self._note_peak("after_train")  # of earlier microbatches of this step
         began, inside_before = time.perf_counter(), sum(self._seconds.values())
         yield
         inside = sum(self._seconds.values()) - inside_before
@@ -145,7 +176,7 @@ class StepPhases(TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
         self._device = args.device
         self._began = _now(self._device)
-        self._seconds = {"rollout": 0.0, "reward": 0.0}
+        self._seconds, self._peaks = {"rollout": 0.0, "reward": 0.0}, {}
         if self._memory:
             reset_peak_memory(self._device)
 
@@ -157,11 +188,14 @@ class StepPhases(TrainerCallback):
         for name, value in seconds.items():
             self._metrics[f"time/{name}"].append(value)
         self._note_peak("after_train")
+        for name, peak in self._peaks.items():
+            self._metrics[f"memory/peak_{name}"].append(peak)
         self._began = None
 
     def _note_peak(self, name: str) -> None:
         if self._memory:
-            self._metrics[f"memory/peak_{name}"].append(peak_memory(self._device) / GIB)
+            peak = peak_memory(self._device) / GIB
+            self._peaks[name] = max(peak, self._peaks.get(name, peak))
             reset_peak_memory(self._device)
 
 

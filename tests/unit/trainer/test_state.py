@@ -67,11 +67,30 @@ def test_a_numbered_cpu_can_be_loaded_onto_once_resuming_has_asked_for_it():
 def test_totals_are_restored_also_into_another_layout(tmp_path):
     args = SimpleNamespace(sync_ref_model=False, process_index=0, **dict.fromkeys(carried.LAYOUT))
     sampler: Any = SimpleNamespace(restore=lambda checkpoint: None)
-    resumed = SimpleNamespace(args=args, sampler=sampler, idle_steps=SimpleNamespace())
-    written = {"layout": {}, "values": {"generated_tokens": 7}, "skipped_steps": 3}
+    args.steps_per_generation = 4
+    resumed = SimpleNamespace(
+        args=args, sampler=sampler, idle_steps=SimpleNamespace(), num_iterations=1
+    )
+    values = {"generated_tokens": 7, "_step": 9}
+    written = {"layout": {}, "values": values, "skipped_steps": 3}
     torch.save(written, tmp_path / "carried_0.pt")
     carried.restore(resumed, tmp_path)
     assert (resumed.generated_tokens, resumed.idle_steps.skipped) == (7, 3)
+    assert resumed._step == 12  # no draw is that of an earlier rollout
+
+
+def test_a_peak_is_that_of_its_part_though_a_step_has_two_rollout_batches(monkeypatch):
+    peaks = iter([1, 2, 10, 3, 9])  # before the first rollout, in it, after it, and so on
+    monkeypatch.setattr(update, "peak_memory", lambda device: next(peaks) * update.GIB)
+    metrics: dict[str, list[float]] = defaultdict(list)
+    step = update.StepPhases(metrics, memory=True)
+    step.on_step_begin(SimpleNamespace(device=torch.device("cpu")), None, None)
+    for _ in range(2):
+        with step.phase("rollout"):
+            pass
+    step.on_step_end(None, None, None)
+    assert metrics["memory/peak_after_rollout"] == [3]
+    assert metrics["memory/peak_after_train"] == [10]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:1"])
