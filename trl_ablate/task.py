@@ -191,7 +191,9 @@ class TaskArguments:
         role="machine",
     )
     grader_timeout: float = setting(
-        1.0, "Seconds that one comparison of two answers may take.", above=0
+        1.0,
+        "Seconds that one comparison of two answers may take: of processor time on Linux.",
+        above=0,
     )
     on_timeout: Literal["none", "zero"] = setting(
         "none", "A completion whose comparison takes longer counts as ungraded (none), or as wrong."

@@ -16,6 +16,7 @@ import functools
 import importlib
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -27,8 +28,9 @@ from trl_ablate.rewards.extract import extract
 from trl_ablate.rewards.functions import completion_text
 
 USUAL_SIZE = 500  # as in reasoning-gym
-FAR_AWAY = 10**9
-"""Added to the seed for every split but `train`: item i of a task is drawn with seed + i."""
+FAR_AWAY, SEED_STRIDE = 10**9, 100_003
+"""Item i of a task is drawn with seed + i: what is added to the seed for every split but `train`,
+and how far apart the questions of two subset_seeds begin."""
 EVAL, PARSE = "eval", "parse_expr"
 READS = {
     "algorithmic.string_insertion": EVAL,
@@ -49,6 +51,14 @@ asec acsc sinh cosh tanh coth sech csch asinh acosh atanh erf erfc erfi gamma lo
 Ei Si Ci li fresnels fresnelc Integral
 """
 """What a formula may name of sympy; a name that sympy and Python do not know is a variable."""
+STRICT: dict[str, Callable[[str, Mapping[str, Any]], bool]] = {
+    "game_of_life_halting": lambda answer, entry: answer.strip() == str(entry["answer"]),
+    "puzzle24": lambda answer, entry: (
+        sorted(map(int, re.findall(r"\d+", answer))) == sorted(entry["metadata"]["numbers"])
+    ),
+}
+"""What an answer needs of which the task's own scorer does not look: it gives a full score to any
+answer, or to one with other numbers than those of the question."""
 _NODES = (
     ast.Expression, ast.BinOp, ast.UnaryOp, ast.Call, ast.Name, ast.Constant, ast.Load, ast.USub,
     ast.UAdd, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.BitXor,
@@ -61,7 +71,7 @@ def gym_rows(
 ) -> list[dict[str, Any]]:
     """As many questions as are asked for, in the order of their index; `gym` is the config of the
     task, whose own size (of the training questions) and seed are used if it has them."""
-    config = {"seed": seed, **(gym or {})}
+    config = {"seed": seed * SEED_STRIDE % 2**31, **(gym or {})}
     config["size"] = size or config.get("size", USUAL_SIZE)
     for name, least in (("size", 1), ("seed", 0)):
         if type(config[name]) is not int or config[name] < least:
@@ -211,8 +221,9 @@ def score(
     entries: Sequence[dict[str, Any]] | None = None,
 ) -> list[float | None]:
     """The task's own score, from 0 to 1, of each completion's answer in the format of a template;
-    0 without an answer. A scorer that raises leaves the completion ungraded. `entries`: what the
-    tasks know about the questions, if it is made already."""
+    0 without an answer, and for one at which the scorer raises, unless it raises at the task's own
+    answer, too: then the completion is ungraded. `entries`: what the tasks know about the
+    questions, if it is made already."""
     answers = [extract(form, completion_text(text)).answer for text in completions]
     if entries is None:
         entries = [_entry(*place) for place in zip(gym, map(int, gym_index), strict=True)]
@@ -222,7 +233,15 @@ def score(
 def _score(answer: str | None, described: str, entry: dict[str, Any]) -> float | None:
     if answer is None:
         return 0.0
+    task = _made(described)
+    strict = STRICT.get((entry.get("metadata") or {}).get("source_dataset", ""))
+    if strict and not strict(answer, entry):
+        return 0.0
     try:
-        return float(_made(described).score_answer(answer, entry))
+        return float(task.score_answer(answer, entry))
     except Exception:  # many scorers parse the answer, and raise for text that they do not expect
-        return None
+        try:
+            task.score_answer(str(entry["answer"]), entry)
+        except Exception:
+            return None  # the scorer does not work
+        return 0.0

@@ -111,6 +111,27 @@ def test_harmless_answers_score_as_in_the_package(name, answer, worth):
     assert score([], texts, [], **places(found)) == [worth] * 3
 
 
+@pytest.mark.parametrize(
+    ("name", "answers"),
+    [
+        ("game_of_life_halting", ["abc"]),
+        ("puzzle24", ["6*4*1*1", "24"]),
+        ("prime_factorization", ["abc", "2, 3", "I do not know"]),
+    ],
+)
+def test_no_answer_is_right_of_every_question_or_ungraded_for_its_form(name, answers):
+    found = rows(dataset=f"reasoning_gym/{name}", train_size=20)
+    for answer in answers:
+        texts = [rf"\boxed{{{answer}}}"] * 20
+        earned = score([], texts, [], **places(found), form="question_only")
+        assert None not in earned and sum(earned) <= 1
+
+
+def test_the_questions_of_two_seeds_are_others():
+    first, second = ({*rows(subset_seed=seed, train_size=40)["question"]} for seed in (0, 1))
+    assert not first & second
+
+
 def test_a_part_of_the_score_is_no_success():
     """Countdown gives 0.05 for any number; `pass@k` and `pass_rate` count full scores alone."""
     columns = {}

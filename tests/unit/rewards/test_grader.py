@@ -1,7 +1,12 @@
 """The grader: verdicts, deadlines, threads. `tests/e2e` tests how its processes end."""
 
+import os
+import signal
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
+from multiprocessing import Pipe
 
 import pytest
 
@@ -13,6 +18,7 @@ from trl_ablate.rewards.grading.closed_form import approximate
 from trl_ablate.rewards.grading.exact import cheap_verdict
 from trl_ablate.rewards.grading.latex import tidy
 from trl_ablate.rewards.grading.reading import as_number, read
+from trl_ablate.rewards.grading.worker import Watcher
 
 HANGS = r"9^{9^{9^{9}}}+1"
 
@@ -116,6 +122,25 @@ def test_a_hang_costs_its_item_only(on_timeout, verdict):
         # two items, one comparison
         assert (grader.timeouts, grader.ungraded, grader.restarts) == (2, 2, 1)
         assert grader.grade(["(x-1)(x+1)"], ["x^2-1"]) == [True]
+
+
+@pytest.mark.parametrize("by_processor", [True, False])
+@pytest.mark.skipif(sys.platform != "linux", reason="processor time of a process is Linux's")
+def test_a_comparison_that_waits_for_the_processor_does_not_time_out(monkeypatch, by_processor):
+    """Sleep stands for the load of others."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+
+    def work(seconds: float, sleeps: bool) -> float:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(0.01 * sleeps)
+        return seconds
+
+    pool, _ = Pipe()
+    watcher = Watcher(pool, work, os.getppid(), 0.2, 2**40, by_processor)
+    assert watcher._answered((0.6, True))[0] == (0.6 if by_processor else None)
+    assert watcher._answered((5.0, False)) == (None, True, 1)
+    watcher._end_fork()
 
 
 @pytest.mark.sample(1)

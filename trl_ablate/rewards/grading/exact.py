@@ -16,9 +16,17 @@ Some cases are decided here because math-verify decides them differently:
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from string import ascii_lowercase
 
 from trl_ablate.rewards.grading.latex import TRIGONOMETRIC, untext
-from trl_ablate.rewards.grading.reading import BASED_NUMERAL, Reading, lone_unit, split_list
+from trl_ablate.rewards.grading.reading import (
+    BASED_NUMERAL,
+    NAMED,
+    Reading,
+    lone_unit,
+    read,
+    split_list,
+)
 
 PLACES = 6
 """Decimals to which math-verify rounds."""
@@ -44,6 +52,8 @@ def cheap_verdict(answer: Reading, gold: Reading) -> bool | None:
         return True
     if answer.tidied == gold.tidied.replace(", ", ","):
         return True  # if the reference is the list "81, 256", the answer "81,256" is that list
+    if (other := _in_the_form_of(gold, answer)) is not None:
+        return cheap_verdict(other, gold)
     if gold.words is not None and answer.letters is not None:
         return _compare_words(answer, gold)
     if _differ_in_units(answer, gold):
@@ -59,10 +69,60 @@ def cheap_verdict(answer: Reading, gold: Reading) -> bool | None:
 
 def for_algebra(answer: Reading, gold: Reading) -> tuple[str, str]:
     """The texts for math-verify: the values, or the whole answers if the equations matter."""
+    answer = _in_the_form_of(gold, answer) or answer
     texts = answer.tidied, gold.tidied
     if _same_kind_of_statement(answer, gold):
         texts = answer.value, gold.value
     return _with_factor(*texts), _with_factor(*reversed(texts))
+
+
+def _in_the_form_of(gold: Reading, answer: Reading) -> Reading | None:
+    r"""Where the reference is `(3,4)`, the answer `y=4, x=3` as that; where it is a union of
+    intervals, the answer `x<-5, x>7` as that. None of any other answer."""
+    text = None
+    if r"\cup" in gold.value:
+        text = _as_intervals(answer.tidied)
+    elif split_list(gold.value)[0] == "()" and "=" in answer.tidied:
+        text = _as_coordinates(answer.tidied)
+    return None if text is None else read(text)
+
+
+def _as_coordinates(text: str) -> str | None:
+    """`(3,4)` for `y=4, x=3`: the values in the order of their names, if these are neighbours."""
+    parts = [NAMED.fullmatch(part.strip()) for part in split_list(text)[1]]
+    values = {part["name"]: part["value"].strip() for part in parts if part}
+    names = sorted(values)
+    if len(parts) < 2 or len(names) < len(parts) or "".join(names) not in ascii_lowercase:
+        return None
+    return f"({','.join(values[name] for name in names)})"
+
+
+def _as_intervals(text: str) -> str | None:
+    r"""`(-\infty,-5)\cup(7,\infty)` for `x<-5, x>7`, which are inequalities of one letter."""
+    found = [each for each in map(_interval, re.split(r"\\cup|,", text)) if each]
+    if len(found) <= text.count(",") or len({letter for letter, _ in found}) != 1:
+        return None
+    return r"\cup".join(interval for _, interval in found)
+
+
+def _interval(text: str) -> tuple[str, str] | None:
+    r"""The letter and the interval of an inequality such as `x<3` or `1<x\leq 2`."""
+    sides = [side.strip() for side in _RELATION.split(text)]
+    signs = _RELATION.findall(text)
+    rising = {sign in ("<", r"\leq") for sign in signs}
+    if len(rising) != 1 or len(sides) > 3:
+        return None
+    if rising == {False}:
+        sides, signs = sides[::-1], signs[::-1]
+    if len(sides) == 2:
+        letter_first = sides[0].isalpha()
+        sides = [r"-\infty", *sides] if letter_first else [*sides, r"\infty"]
+        signs = ["<", *signs] if letter_first else [*signs, "<"]
+    low, letter, high = sides
+    if len(letter) != 1 or not letter.isalpha():
+        return None
+    opening, closing = "(["["eq" in signs[0]], ")]"["eq" in signs[1]]
+    return letter, f"{opening}{low},{high}{closing}"
 
 
 def _with_factor(text: str, other: str) -> str:

@@ -15,6 +15,8 @@ from multiprocessing.connection import Pipe, wait
 from pathlib import Path
 from typing import Any
 
+from trl_ablate.rewards.grading.worker import PATIENCE
+
 WORKER_SCRIPT = Path(__file__).with_name("worker.py")
 _ATTEMPTS = 3
 _FAILED_STARTS = 3
@@ -90,7 +92,7 @@ class WorkerPool:
         self.owner = os.getpid()
         self.lock = threading.RLock()
         self._size, self._start_timeout = size, start_timeout
-        self._allowed = _ATTEMPTS * timeout + _GRACE_SECONDS
+        self._allowed = _ATTEMPTS * timeout * (1 if own else PATIENCE) + _GRACE_SECONDS
         self._arguments = (str(timeout), str(memory_limit), json.dumps(own))
         self._failed_starts = 0
         self._workers: list[Worker] = []

@@ -28,9 +28,7 @@ _FRACTION = re.compile(
     r"(?:\\frac ?\{ ?(?P<top>-?\d+)\}\{ ?(?P<bottom>\d+)\}"
     r"|\\frac ?(?P<top1>\d) ?(?P<bottom1>\d)|(?P<top2>\d+)/(?P<bottom2>\d+))"
 )
-_NAMED = re.compile(
-    r"(?P<name>[a-zA-Z]|\\[a-z]+) ?=(?P<value>(?:[^=,<>]|(?<=\d),(?=\d{3}(?!\d)))*)"
-)
+NAMED = re.compile(r"(?P<name>[a-zA-Z]|\\[a-z]+) ?=(?P<value>(?:[^=,<>]|(?<=\d),(?=\d{3}(?!\d)))*)")
 _SHORT_WORDS = ("no", "ok", "am", "pm", "up")
 _MATH = re.compile(r"[\\^_{}=+*/<>|]")
 
@@ -43,7 +41,8 @@ day days | week weeks | month months | year years yr yrs
 g gram grams | kg kilogram kilograms | lb lbs pound pounds | oz ounce ounces
 l liter liters litre litres | ml milliliter milliliters millilitre millilitres
 gallon gallons gal | dollar dollars usd | cent cents | euro euros
-degree degrees deg | radian radians rad | mph miles/hour | km/h kmh kph | a.m am | p.m pm
+degree degrees deg | radian radians rad | a.m am | p.m pm
+mph miles/hour | km/h kmh kph | m/s | cm/s | ft/s feet/second
 """
 """Each unit, and its other spellings."""
 _CANONICAL = {
@@ -68,6 +67,7 @@ _AMOUNT = re.compile(
     r"(?P<number>[-+]?(?:\d+/\d+|\d[\d.,]*(?<![.,])|\\frac\{\d+\}\{\d+\})) ?"
     r"(?P<unit>[a-zA-Z]{2,}(?: [a-zA-Z]{2,})*)"
 )
+_DOLLARS = re.compile(r"\s*-?(?:\\\$|\$(?=[^$]*$)) ?[\d.]")
 _OF_A_UNIT = {*_CANONICAL, "of", "on", "to", "at", "by"}
 """Words of two letters that are no product of variables."""
 _OTHER_VALUE = (
@@ -75,12 +75,17 @@ _OTHER_VALUE = (
     "remainder",
 )  # fmt: skip
 """Words after a number that make another value of it, or of which one is a second one."""
+_NUMERALS = """
+one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
+seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety
+"""
 _NO_UNIT = {
-    *_OTHER_VALUE, "hundred", "thousand", "million", "billion", "trillion", "percent", "mod",
+    *_OTHER_VALUE, *_NUMERALS.split(), "hundred", "thousand", "million", "billion", "trillion",
+    "percent", "mod", "over", "divided", "choose", "root", "point", "not", "less",
     "sin", "cos", "tan", "cot", "sec", "csc", "log", "exp",
 }  # fmt: skip
 _SECOND_VALUE = re.compile(
-    rf"(?<=[\w)}}\]]) ?\\text\{{(?=[^{{}}]*(?:(?<![a-zA-Z])\d|\b(?:{'|'.join(_OTHER_VALUE)})\b))"
+    rf"(?<=[\w)}}\]%!']) ?\\text\{{(?=[^{{}}]*(?:(?<![a-zA-Z])\d|\b(?:{'|'.join(_OTHER_VALUE)})\b))"
 )
 _EXPONENTS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _MAGNITUDE = re.compile(
@@ -110,7 +115,7 @@ class Reading:
 def read(text: str) -> Reading:
     """Parse an answer of bounded length (see `grader.MAX_LENGTH`)."""
     tidied = tidy(text)
-    named = _NAMED.fullmatch(tidied)
+    named = NAMED.fullmatch(tidied)
     whole = named["value"].strip() if named else tidied
     if _AMOUNT.fullmatch(inside := untext(whole).strip()) and split_unit(inside)[0] != inside:
         whole = inside  # `\text{18 dollars}`
@@ -118,6 +123,8 @@ def read(text: str) -> Reading:
     value, unit = (whole, None) if words else split_unit(spell_out_magnitudes(whole))
     if unit is None and value.endswith(r"^\circ"):
         value, unit = value.removesuffix(r"^\circ"), "degree"
+    if unit is None and _DOLLARS.match(text):
+        unit = "dollar"
     if not words and value.startswith(r"\text{"):
         value = untext(value)
     amount = value.removesuffix(r"\%").rstrip()

@@ -4,7 +4,8 @@ It is a plain script, so that it imports neither this package nor torch to compa
 what the work needs once (almost a second), then forks: the fork works; the original process, the
 watcher, passes requests to it, measures their time, and forks again when the fork has ended. So a
 request that hangs costs its deadline and a few milliseconds, not another start. This fork is safe,
-unlike one of the training process: there is one thread and no GPU.
+unlike one of the training process: there is one thread and no GPU. The deadline of a comparison is
+processor time where the system tells it (Linux), so that no verdict depends on the load.
 
 The pool sends a request, the arguments of a call, and gets `(result, whether it timed out, how many
 forks were replaced)`; the result is None if there is none. The first message is `"ready"`.
@@ -30,6 +31,8 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, NoReturn
 
 ATTEMPTS = 3  # of a request whose fork died
+PATIENCE = 20
+"""Deadlines for which the clock of a comparison may run, whatever its processor time is."""
 COMPARISONS_PER_CACHE_CLEARING = 500
 LONGEST_TEXT = 600
 OUT_OF_MEMORY = 3  # the exit code of a fork
@@ -122,10 +125,16 @@ class Watcher:
     """The original process: keeps one fork running while the parent lives."""
 
     def __init__(
-        self, pool: Connection, work: Work, parent: int, timeout: float, memory_limit: int
+        self,
+        pool: Connection,
+        work: Work,
+        parent: int,
+        timeout: float,
+        memory_limit: int,
+        by_processor: bool,
     ) -> None:
         self._pool, self._work, self._memory_limit = pool, work, memory_limit
-        self._parent, self._timeout = parent, timeout
+        self._parent, self._timeout, self._by_processor = parent, timeout, by_processor
         self._fork()
         signal.signal(signal.SIGTERM, lambda *_: self._quit())
 
@@ -181,14 +190,22 @@ class Watcher:
         return None, False, ATTEMPTS
 
     def _result(self) -> Any:
-        end = time.monotonic() + self._timeout
-        while (left := end - time.monotonic()) > 0:
-            ready = wait([self._pool, self._connection], min(1.0, left))
+        most = self._timeout * (PATIENCE if self._by_processor else 1)
+        end, used = time.monotonic() + most, self._processor_time()
+        while (
+            end > time.monotonic() and (left := self._timeout + used - self._processor_time()) > 0
+        ):
+            ready = wait([self._pool, self._connection], min(1.0, left, end - time.monotonic()))
             if self._connection in ready:
                 return self._connection.recv()
             if ready or os.getppid() != self._parent:
                 self._quit()
         raise TimeoutError
+
+    def _processor_time(self) -> float:
+        """Seconds that the fork has used; constant where they do not count."""
+        # As clock_getcpuclockid of the C library makes the number of a process's clock
+        return time.clock_gettime((~self._pid << 3) | 2) if self._by_processor else 0.0
 
     def _quit(self) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -207,7 +224,9 @@ def main(pool: str, parent: str, timeout: str, memory_limit: str, own: str) -> N
     work = rewarding(given["reward"]) if given else comparing()
     gc.freeze()  # forks share memory pages until one of the processes writes to them
     os.dup2(1, 2)  # to nowhere, with what math-verify's parser prints about malformed text
-    Watcher(Connection(int(pool)), work, int(parent), float(timeout), int(memory_limit)).run()
+    by_processor = not given and sys.platform == "linux"
+    limits = float(timeout), int(memory_limit)
+    Watcher(Connection(int(pool)), work, int(parent), *limits, by_processor).run()
 
 
 if __name__ == "__main__":

@@ -15,9 +15,11 @@ STYLE_SHARES = {"direct": 0.7, "compared": 0.3}
 SLIPS = {"tens": 0.05, "ones": 0.3}
 """How often a comparison of the base model is wrong, by level."""
 
-PAIRS = [(a, b) for a in range(100) for b in range(100) if a != b]
-random.Random(0).shuffle(PAIRS)
+UNORDERED = [(a, b) for a in range(100) for b in range(a)]
+random.Random(0).shuffle(UNORDERED)
+PAIRS = [pair for a, b in UNORDERED for pair in ((a, b), (b, a))]
 HELD_OUT = 2000
+"""Pairs, of which none is a training pair the other way round."""
 
 
 def level(a, b):
