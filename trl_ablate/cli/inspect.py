@@ -82,6 +82,8 @@ def check_picture(options: Namespace, logs: list[Log]) -> None:
     if file is None:
         return
     check_writable("--picture", file)
+    if file.suffix.lower() != ".png":
+        raise ConfigurationError(f"--picture {file} is a PNG; call it {file.with_suffix('.png')}")
     if len(logs) > 1:
         raise ConfigurationError(
             f"--picture draws one run, but the log has {len(logs)}; choose one with --run"

@@ -50,7 +50,7 @@ def main(options: argparse.Namespace) -> None:
     from trl_ablate.study.report.judged_page import judged_document, judged_numbers
     from trl_ablate.study.verdict import check_margin
 
-    if options.out and options.out.is_file():
+    if options.out and options.out.exists() and not options.out.is_dir():
         raise ConfigurationError(f"--out {options.out} is a file; name a folder")
     if options.margin is not None:
         check_margin(options.margin, "--margin")

@@ -11,7 +11,7 @@ examples:
 import argparse
 from pathlib import Path
 
-from trl_ablate.cli.parsing import RUNS, command, flag, option
+from trl_ablate.cli.parsing import RUNS, check_writable, command, flag, option
 from trl_ablate.cli.study_runs import known
 from trl_ablate.cli.terminal import console
 
@@ -34,6 +34,7 @@ def main(options: argparse.Namespace) -> None:
     from trl_ablate.study.report.document import write_markdown
     from trl_ablate.study.report.worlds_table import leverage_page
 
+    check_writable("--out", options.out)
     runs = known(options.study, options.runs, options.profile)
     command = f"trl-ablate study run {options.study}; trl-ablate leverage {options.study}"
     page = leverage_page(runs.plan, planned_runs(runs.plan, runs.store), command)

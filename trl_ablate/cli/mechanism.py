@@ -14,7 +14,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from trl_ablate.cli.parsing import command, option
+from trl_ablate.cli.parsing import check_writable, command, option
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 
@@ -29,6 +29,7 @@ def main(options: argparse.Namespace) -> None:
     from trl_ablate.run.directory import RunDirectory
     from trl_ablate.study.report.answer_styles import draw_mechanism
 
+    check_writable("--out", options.out)
     rows, titled = {}, [title_and_folder(given) for given in options.runs]
     titles = Counter(title for title, _ in titled)
     for title, folder in titled:

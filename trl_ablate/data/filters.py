@@ -79,6 +79,8 @@ def _condition(text: str) -> Condition:
             f"{', '.join(OPERATORS)}, such as 'level >= 3', and join conditions with `and`"
         )
     sign, value = " ".join(found["operator"].split()), found["value"]
+    if not value.strip(" ="):
+        raise ConfigurationError(f"filter '{text}' has no value at its end; give one")
     if _SECOND.search(_QUOTED.sub("", value)):
         raise ConfigurationError(
             f"filter '{text}' has {value!r} after {sign}; join conditions with `and`, end a list "

@@ -41,7 +41,11 @@ def push_run(
         revision: branch to publish to, created if it is missing. None: `main`.
         show: is called with path and size of every file before the first upload.
     """
-    secret = require_token(token)
+    try:
+        secret = require_token(token)
+    except PublishError:
+        read_run(run, None)  # what is wrong with the run is more than a missing token
+        raise
     finished = read_run(run, secret)
     files = finished.files()
     if show:

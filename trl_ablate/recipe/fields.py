@@ -42,17 +42,18 @@ OF_A_RANGE = {
         "torch_empty_cache_steps dataloader_prefetch_factor ddp_bucket_cap_mb"
     ),
     Range(least=0, below=1): ("lora_dropout adam_beta1 adam_beta2 label_smoothing_factor"),
+    Range(above=1): ("delta"),  # the ratio of a rollout at its own policy is 1
     Range(above=0, most=STEPS): ("num_train_epochs"),
     Range(least=-1, most=STEPS): ("max_steps"),
     Range(least=0, most=2**32 - 1): ("seed data_seed"),
     Range(least=0): (
         "learning_rate weight_decay max_grad_norm neftune_noise_alpha router_aux_loss_coef "
-        "epsilon epsilon_high vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg "
+        "beta epsilon epsilon_high vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg "
         "entropy_target vllm_importance_sampling_clip_min top_k eval_delay"
     ),
     Range(least=0, most=STEPS): ("warmup_steps"),
     Range(above=0): (
-        "adam_epsilon delta sapo_temperature_neg sapo_temperature_pos "
+        "adam_epsilon sapo_temperature_neg sapo_temperature_pos "
         "vllm_importance_sampling_clip_max vllm_importance_sampling_cap temperature "
         "repetition_penalty vllm_server_timeout logging_steps eval_steps save_steps"
     ),

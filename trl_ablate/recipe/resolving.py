@@ -266,6 +266,8 @@ def _resolve(
                 f"{key} is '{brief(name)}', but it becomes part of a folder's name; give a name "
                 "without slashes, and use --output_dir to choose the folder"
             )
+    if arguments.get("output_dir") == "":
+        raise ConfigurationError("output_dir is empty; name a folder, or leave it out")
     warnings = template_warnings(task, arguments)
     arguments.setdefault("stop", task.stop)
     arguments.setdefault("evaluation", AblationConfig.evaluation)

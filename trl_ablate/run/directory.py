@@ -253,7 +253,12 @@ def claimed(run: RunDirectory, mode: Mode) -> Iterator[None]:
     """Lock the folder of a run, or refuse: neither two processes nor two runs may write to it."""
     if run.path.exists() and not run.path.is_dir():
         raise ConfigurationError(f"{run.path} is a file; give another --output_dir")
-    run.path.mkdir(parents=True, exist_ok=True)
+    try:
+        run.path.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"{run.path} cannot be created; give another --output_dir"
+        ) from None
     with _locked(run.path):
         for folder in (run.checkpoint_last, run.checkpoint_best):
             put_back(folder)

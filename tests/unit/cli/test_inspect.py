@@ -126,6 +126,8 @@ def test_the_runs_of_a_project_are_inspected_one_by_one(tmp_path, capsys, monkey
     assert main(["my.model-2_b", "--run", "three"]) == 2
     assert "--run is 'three', but the log has the runs one, two" in capsys.readouterr().err
     assert main(["my.model-2_b", "--picture", "x.png"]) == 2
+    assert main([str(STOCK / "healthy"), "--picture", "x.jpg"]) == 2
+    assert "x.jpg is a PNG; call it x.png" in capsys.readouterr().err
 
 
 def test_a_picture_of_a_log_that_lacks_a_grpo_step(tmp_path):

@@ -46,6 +46,7 @@ def test_the_number_in_a_text_is_compared_and_a_value_is_no_python():
     [
         ("level", "is not a condition; write COLUMN OPERATOR VALUE"),
         ("level => 3", "is not a condition|has '> 3'"),
+        ("level >=", "has no value at its end"),
         ("level >= high", "has 'high' after >=; give a number"),
         ("source in book", "needs a list after in; write"),
         ("source != web AND level >= 3", "has 'web AND level >= 3' after !=; join"),

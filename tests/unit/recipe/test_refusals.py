@@ -59,6 +59,9 @@ def rates(between, **more):
 
 
 REFUSED = [
+    ({"beta": -1.0}, "beta is -1.0; it has to be 0 or more"),
+    ({"delta": 0.5}, "delta is 0.5; it has to be more than 1"),
+    ({"output_dir": ""}, "output_dir is empty; name a folder"),
     # names and types
     ({"lerning_rate": 1e-5}, "unknown key 'lerning_rate'; did you mean 'learning_rate'"),
     ({"num_iterations": 2.7}, "num_iterations is 2.7; it takes a whole number"),
