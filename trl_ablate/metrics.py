@@ -1,5 +1,7 @@
 """Names of logged metrics that several subpackages read. Most are TRL's own."""
 
+import re
+
 REWARD = "reward"
 EVAL_REWARD = "eval_reward"
 GRAD_NORM = "grad_norm"
@@ -41,6 +43,21 @@ OTHER_NAMES = {
     "token_entropy": ENTROPY,
 }
 """Names of TRL's former PPO trainer, and of others, without a tracker's `train/` -> TRL's."""
+
+LOWER_PARTS = (
+    "truncated", "ungraded", "stderr", "/std", "clipped_ratio", "runtime", "zero_std",
+)  # fmt: skip
+"""Parts of the names of metrics that are better where they are lower."""
+LOWER_WORDS = {
+    "loss", "perplexity", "ppl", "bpb", "kl", "nll", "error", "mae", "mse", "rmse", "wer", "cer",
+}  # fmt: skip
+"""Whole words of such names."""
+WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+
+
+def is_better_lower(metric: str) -> bool:
+    words = {word.lower() for word in WORD.findall(metric)}
+    return any(part in metric for part in LOWER_PARTS) or bool(LOWER_WORDS & words)
 
 
 def stderr_of(metric: str) -> str:

@@ -64,9 +64,10 @@ def write_reports(chosen: Path, runs: Path) -> None:
         xray = xray_folder(store, plan.study) / XRAY
         if xray.is_file():
             shutil.copyfile(xray, file.parent / XRAY)
-        states, finished = study.states, len(study.done)
+        states = study.states
         if any(all(states[run.id].status == "to do" for run in arm.runs) for arm in plan.arms):
             continue
+        finished = sum(arm.ended for arm in study.analysis.arms)
         before = (report or {}).get("details", {}).get("runs", 0)
         if finished < before:
             console.print(
@@ -76,7 +77,7 @@ def write_reports(chosen: Path, runs: Path) -> None:
             continue
         report_study(plan, store, file, file.parent)
         keep(study, beside(file))
-        console.print(f"report of {plan.study}: {finished} runs")
+        console.print(f"report of {plan.study}: {len(study.done)} runs")
 
 
 def write_pages(chosen: Path, readme: Path | None) -> list[Path]:

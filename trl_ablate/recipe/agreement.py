@@ -10,16 +10,13 @@ from trl import ModelConfig
 from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError, brief, nearest
 from trl_ablate.estimates import metric_name, metric_names
+from trl_ablate.metrics import is_better_lower
 from trl_ablate.prompts.templates import TEMPLATES, is_own
 from trl_ablate.rewards.own.chosen import template_specs
 from trl_ablate.task import TaskArguments
 
 SIGNIFICAND_BITS = {"bfloat16": 8, "float16": 11}
 TYPICAL_WEIGHT = 0.02
-LOWER_IS_BETTER = (
-    "truncated", "ungraded", "stderr", "/std", "clipped_ratio", "runtime", "zero_std",
-)  # fmt: skip
-"""Parts of the names of metrics."""
 
 
 def check_agreement(config: AblationConfig, task: TaskArguments) -> None:
@@ -49,7 +46,7 @@ def _check_evaluation(config: AblationConfig, task: TaskArguments) -> None:
             f"eval_sets {', '.join(sets)} would define the metric '{twice[0]}' twice; rename the "
             "set"
         )
-    if any(word in config.best_metric for word in LOWER_IS_BETTER):
+    if is_better_lower(config.best_metric):
         raise ConfigurationError(
             f"best_metric is '{brief(config.best_metric)}', of which a lower value is better, and "
             "the highest is kept; name a reward, such as eval_reward"

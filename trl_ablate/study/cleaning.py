@@ -33,13 +33,15 @@ def find_rubbish(
 ) -> list[Rubbish]:
     """The paths for `clean` to remove: probes, and folders and logs of failed or interrupted runs.
     With `checkpoints`, also numbered checkpoints of finished runs; with `results`, also finished
-    runs, and those whose files cannot be read. Files of the user in the folder of a run stay."""
+    runs, those with other settings too, and those whose files cannot be read. Files of the user in
+    the folder of a run stay."""
     store, found = runs.store, []
     shared = _named_elsewhere(runs)
     for run in runs.plan.runs().values():
         state, directory = runs.states[run.id], store.directory(run.id)
         paths = [store.directory(probe_name(run)).path]
-        has_result = state.done or state.damaged
+        is_another = state.status == "to do" and state.record  # finished, with other settings
+        has_result = state.done or state.damaged or is_another
         leftover = state.status in ("interrupted", "failed", "to do") and not has_result
         if (leftover or (results and has_result)) and run.id not in shared:
             paths += [*written_by(directory), store.log(run.id)]

@@ -39,6 +39,7 @@ MOST_FLIPPED = 30
 """Pairs up to which all sign flips are counted; with more, the t test leans on little, and where
 some pairs collapsed, flips are drawn."""
 DRAWN = 2**16 - 1
+ROUNDING = 1e-9
 NORMAL, EXACT = "near-normal differences", "an exact sign-flip test"
 
 
@@ -102,7 +103,8 @@ def decide(
         collapsed: for each pair, whether one of its runs collapsed; default: none did.
 
     Raises `ConfigurationError` for looks, levels, margins or differences that are none. Differences
-    that are all equal have no spread: a mean of 0 is no difference, any other is one.
+    that are all equal have no spread: a mean of 0 is no difference, and any other is one where so
+    many equal signs have a p-value as small as the level.
     """
     unpaired = differences is None
     usual = TWO_PART_LOOKS if unpaired else LOOKS
@@ -140,20 +142,27 @@ def _look(
     elif not differs and not mixed and margin is not None and is_within(values, nominal, margin):
         verdict = Verdict.EQUIVALENT
         half = half_width(values, 2 * nominal)[1]
+    limits = (mean - half, mean + half) if math.isfinite(half) else (None, None)
     return Decision(
-        verdict, n, mean, mean - half, mean + half, nominal, exact,
+        verdict, n, mean, *limits, nominal, exact,
         exact_disagrees=differs and not confirmed, is_mixed=mixed,
     )  # fmt: skip
 
 
 def half_width(values: Sequence[float], level: float) -> tuple[float, float]:
-    """The mean, and half the width of its t interval at 1 - level."""
-    mean = statistics.fmean(values)
-    if min(values) == max(values):
-        return values[0], 0.0
-    n = len(values)
+    """The mean, and half the width of its t interval at 1 - level; infinite for equal values whose
+    signs alone do not reach the level."""
+    mean, n = statistics.fmean(values), len(values)
+    if is_flat(values):
+        return values[0], 0.0 if not mean or sign_flip_p(values) <= level else math.inf
     spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
     return mean, critical_t(n, level) * spread / math.sqrt(n)
+
+
+def is_flat(values: Sequence[float]) -> bool:
+    """Whether they are equal but for rounding. Outcomes that are shares of few questions often are
+    by chance, so that a t test would find a difference where there is none."""
+    return max(values) - min(values) <= ROUNDING * max(map(abs, values))
 
 
 def is_within(values: Sequence[float], level: float, margin: float) -> bool:

@@ -181,6 +181,8 @@ def _check_together(given: Mapping[str, Any], what: str) -> None:
          "combinations of the factors are the arms"),
         (factors and two_part, "it has factors, whose effects are not judged in two parts; remove "
          "`judge`"),
+        (factors and "equivalence_margin" in given, "it has factors, whose effects are not judged "
+         "by a margin; remove `equivalence_margin`"),
         (looks and factors, f"it has looks and factors, {fixed}"),
         (looks and "tune" in given, f"it has looks and tune, {fixed}"),
         (both, f"'{', '.join(sorted(both))}' is a factor and an override, which would replace all "

@@ -5,6 +5,7 @@ two steps (`probe`), else from the other arms of its study, else from other stud
 been measured, the numbers are None.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
@@ -14,7 +15,7 @@ from trl_ablate.guard.remedies import summed_step_times
 from trl_ablate.study.engines import Engine, Job
 from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun
 from trl_ablate.study.runner import last_line
-from trl_ablate.study.runs import StudyRuns, bounds
+from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore, bytes_in
 
 PROBE_STEPS = 2
@@ -28,10 +29,17 @@ class Measured(NamedTuple):
     optimizer_step: float
     evaluation: float
     bytes: float
+    steps: float
+    """NaN of a probe, which ends early."""
+    evaluations: float
 
-    def seconds(self, arm: PlannedArm) -> float:
-        steps = arm.optimizer_steps * self.optimizer_step
-        return self.overhead + steps + arm.evaluations * self.evaluation
+    def seconds(self, arm: PlannedArm) -> float | None:
+        """With the measured numbers of a run in epochs; None if a probe alone was measured."""
+        steps, evaluations = arm.optimizer_steps, arm.evaluations
+        if not steps:
+            steps, evaluations = self.steps, self.evaluations
+        found = self.overhead + steps * self.optimizer_step + evaluations * self.evaluation
+        return None if math.isnan(found) else found
 
 
 ByArm = Mapping[str, Measured | None]
@@ -75,7 +83,8 @@ def _add_costs(costs: Costs, plan: Plan, own: ByArm, other: Measured | None) -> 
     common = typical([found for found in own.values() if found]) or other
     for arm in plan.arms:
         measured = own[arm.name] or common
-        cost = measured and (measured.seconds(arm), measured.bytes)
+        seconds = measured and measured.seconds(arm)
+        cost = (seconds, measured.bytes) if measured and seconds is not None else None
         for run in arm.runs:
             costs[run.id] = costs.get(run.id) or cost
 
@@ -99,9 +108,7 @@ def total_of(studies: Sequence[StudyRuns]) -> tuple[list[Share], Share]:
     costs, done, shares = Costs(), set[str](), []
     totals = set[str](), set[str]()
     for runs, arms in zip(studies, own, strict=True):
-        least, most = ({run.id for run in case} for case in bounds(runs.plan, runs.finished))
-        if runs.plan.looks:  # all comparisons are decided at the first one
-            least &= runs.plan.up_to(runs.plan.looks[0])
+        least, most = runs.cases
         _add_costs(costs, runs.plan, arms, every)
         done |= runs.done
         new = (ids - total for ids, total in zip((least, most), totals, strict=True))
@@ -140,6 +147,8 @@ def measure(store: RunStore, run_id: str) -> Measured | None:
         optimizer_step=steps[last] / last,
         evaluation=mean(evaluations) if evaluations else 0.0,
         bytes=float(bytes_in(directory.path)),
+        steps=last if last > PROBE_STEPS else math.nan,
+        evaluations=len(evaluations),
     )
 
 

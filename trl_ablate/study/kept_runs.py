@@ -7,9 +7,11 @@ JSON. With it a study continues on another machine, and its numbers can be compu
 
 import ctypes
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +170,8 @@ def _differ(
         {row.get("step"): row[metric] for row in rows if row.get(metric) is not None}
         for rows in (one, other)
     )
-    return any(abs(ours[step] - theirs[step]) > 1e-6 for step in ours.keys() & theirs.keys())
+    close = partial(math.isclose, rel_tol=1e-6, abs_tol=1e-6)
+    return not all(close(ours[step], theirs[step]) for step in ours.keys() & theirs.keys())
 
 
 def _by_step(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -43,7 +43,9 @@ def _needed(runs: StudyRuns, share: Share, slots: int, price: float | None) -> I
     elif share.best.done >= share.best.runs and not runs.undecided:
         yield "all comparisons have ended: no run is needed"
     else:
-        yield f"best case, all comparisons decided with {looks[0]} seeds: {best}"
+        known = runs.analysis.decisive.values() if runs.done else ()
+        seeds = max((of.next_look or 0 for of in known), default=0) or looks[0]
+        yield f"best case, all comparisons decided with {seeds} seeds: {best}"
         yield f"worst case, comparisons undecided until {looks[-1]} seeds: {worst}"
 
 
@@ -138,9 +140,7 @@ def _remarks(plan: Plan) -> Iterator[Text]:
     """Remarks: notes, differences without effect, warnings, shared runs, inert settings."""
     owners: dict[str, str] = {}
     remarks = [note.strip() for note in plan.notes] + silent_differences(plan)
-    if len({arm.evaluations for arm in plan.arms}) > 1:
-        counts = ", ".join(f"{arm.name} {arm.evaluations}" for arm in plan.arms)
-        remarks += [f"arms differ in their evaluations: {counts}; eval_delay is in optimizer steps"]
+    remarks += [f"{words}; eval_delay is in optimizer steps" for words in plan.unequal_evaluations]
     for arm in plan.arms:
         remarks += [f"{arm.name}: {warning}" for warning in arm.warnings]
         twin = owners.setdefault(arm.runs[0].id, arm.name)

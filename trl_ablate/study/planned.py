@@ -105,6 +105,13 @@ class Plan(Asked):
         """Runs of the first arm that all comparisons share; None where runs are paired."""
         return len(self.arms[0].runs) - self.trials if self.judge == "two_part" else None
 
+    @property
+    def unequal_evaluations(self) -> list[str]:
+        """A remark if some arms are evaluated more often than others."""
+        counts = ", ".join(f"{arm.name} {arm.evaluations}" for arm in self.arms)
+        differ = len({arm.evaluations for arm in self.arms}) > 1
+        return [f"arms differ in their evaluations: {counts}"] * differ
+
     def up_to(self, seeds: int) -> set[str]:
         """Ids of the runs that a look at this many seeds needs of every arm or candidate: its
         trials, too, and of the first arm its share of the pool."""

@@ -26,6 +26,7 @@ from trl_ablate.data.questions import (
 )
 from trl_ablate.data.row_files import is_on_the_hub
 from trl_ablate.errors import ConfigurationError, brief, nearest
+from trl_ablate.metrics import is_better_lower
 from trl_ablate.miniature.registry import in_full, is_miniature, millions_of_parameters
 from trl_ablate.named_code import check_file, code_place
 from trl_ablate.prompts.templates import prompt_writer
@@ -278,8 +279,14 @@ def _check_starts(arms: Iterable[ResolvedArm], metric: str) -> None:
 
 
 def _check_is_logged(metric: str, resolved: Resolved) -> None:
-    """Refuse a primary metric that an evaluation would log, and none does."""
+    """Refuse a primary metric that is better where it is lower, or that an evaluation would log
+    and none does."""
     config, task = resolved.config, resolved.task
+    if is_better_lower(metric) or not metric.strip():
+        raise ConfigurationError(
+            f"primary_metric is '{brief(metric)}'; name a metric that is better where it is "
+            "higher, such as eval_reward"
+        )
     if not metric.startswith("eval_"):
         return
     if config.eval_strategy == "no":

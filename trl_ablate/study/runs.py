@@ -196,6 +196,22 @@ class StudyRuns:
         found = self.analysis.decisive.items()
         return [name for name, comparison in found if comparison.next_look is not None]
 
+    @cached_property
+    def cases(self) -> tuple[set[str], set[str]]:
+        """Ids of the runs that the study needs in the best and in the worst case. With looks: if
+        the next one decides all comparisons, and if only the last one decides the open ones."""
+        plan, each = self.plan, tuned(self.plan, self.finished) if self.plan.tuning else ()
+        least, most = ({run.id for run in case} for case in bounds(plan, self.finished))
+        if not plan.looks:
+            return least, most
+        if not self.done or not all(arm.best for arm in each):
+            return least & plan.up_to(plan.looks[0]), most
+        arms = {name for arm in self.undecided for name in (arm, plan.reference_of(arm))}
+        names = [name for arm in arms for name in (plan.tuning.arms[arm] if plan.tuning else [arm])]
+        of_open = {run.id for name in names for run in plan.runs_of[name]}
+        least = self.done & least | {*self.of_pass(until_decided=True)}
+        return least, least | most & of_open
+
     def of_pass(self, until_decided: bool, failed: Container[str] = ()) -> list[str]:
         """Ids of the runs to do in this pass, seed by seed: those of the next look of an undecided
         comparison, or all that are known to be needed. Those that failed in an earlier pass are

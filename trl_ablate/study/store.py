@@ -121,7 +121,7 @@ class RunStore:
 
     def __init__(self, path: Path):
         self.path = path
-        self._folders: dict[str, str] = {}
+        self._folders: dict[str, list[str]] = {}
         self._listed: int | None = None
 
     @property
@@ -131,7 +131,13 @@ class RunStore:
     def directory(self, run_id: str, new: str | None = None) -> RunDirectory:
         """The folder that has this id, whichever arm named it; without one, `new`."""
         self._list()
-        return RunDirectory(self.path / self._folders.get(run_id, new or run_id))
+        name, *copies = self._folders.get(run_id) or [new or run_id]
+        if copies:
+            raise ConfigurationError(
+                f"{self.path} has two folders of the run {run_id}: {name} and {copies[0]}; move "
+                "one elsewhere"
+            )
+        return RunDirectory(self.path / name)
 
     def _list(self) -> None:
         """Read the names of the folders again, unless none has come or gone since then."""
@@ -139,8 +145,10 @@ class RunStore:
         if changed == self._listed:
             return
         names = sorted(os.listdir(self.path)) if changed else []
-        found = [match for match in map(FOLDER.fullmatch, names) if match]
-        self._folders = {match["id"]: match["name"] for match in reversed(found)}
+        found = {match["name"]: match["id"] for match in map(FOLDER.fullmatch, names) if match}
+        self._folders = {}
+        for name, run_id in found.items():
+            self._folders.setdefault(run_id, []).append(name)
         settled = time.time_ns() - changed > CLOCK_TICK
         self._listed = changed if settled else None
 

@@ -40,16 +40,35 @@ def test_equal_tokens_by_hand():
     """The arm writes twice as much: after two of its four steps both have generated 400 tokens; it
     stands at 0.5 there, and the reference ends at 0.6."""
     runs = [run("grpo", s, [0.1, 0.2, 0.3, 0.5, 0.6 + 0.01 * s], 100) for s in range(3)]
-    runs += [run("long", s, [0.1, 0.3, 0.5, 0.7, 0.9 + 0.01 * s], 200) for s in range(3)]
+    runs += [run("long", s, [0.1, 0.3, 0.5, 0.7, 0.9 + 0.02 * s], 200) for s in range(3)]
     analysis = analyse(runs, METRIC)
     found = at_equal_cost(analysis, generated_tokens)["long"]
     assert found.difference.mean == pytest.approx(0.5 - 0.61)
-    assert analysis.decisive["long"].difference.mean == pytest.approx(0.3)
+    assert analysis.decisive["long"].difference.mean == pytest.approx(0.31)
     assert found.verdict == "worse" and analysis.decisive["long"].verdict == "better"
     (grid,) = costs_table(analysis).blocks
     row = dict(zip(grid.header, grid.rows[0], strict=True))
-    assert row["equal tokens"].startswith("−0.110") and row["equal steps"].startswith("+0.300")
+    assert row["equal tokens"].startswith("−0.110") and row["equal steps"].startswith("+0.310")
     assert row["learns"] == "sooner" and row["equal time"] == "–"
+
+
+@pytest.mark.parametrize(
+    ("every", "planned", "equal", "learns"),
+    [(1, 4, "+0.310", "sooner"), (2, 4, "+0.310", "–"), (1, 2, "+0.209", "–")],
+)
+def test_arms_that_are_evaluated_or_end_at_other_steps(every, planned, equal, learns):
+    """Of the arm every step or every other one; or its reference is planned for two steps."""
+    runs = [run("grpo", s, [0.1, 0.2, 0.3 + 0.001 * s, 0.5, 0.6][: planned + 1], 100,
+                planned_steps=planned) for s in range(3)]  # fmt: skip
+    runs += [run("long", s, [0.1, 0.3, 0.5 + 0.01 * s, 0.7, 0.91 + 0.02 * (s - 1)], 100,
+                 planned_steps=4) for s in range(3)]  # fmt: skip
+    for one in runs[3:]:
+        curve = one.series[METRIC]
+        one.series[METRIC] = Series(curve.steps[::every], curve.values[::every])
+    (grid,) = costs_table(analyse(runs, METRIC)).blocks
+    row = dict(zip(grid.header, grid.rows[0], strict=True))
+    assert row["equal steps"].startswith(equal) and row["learns"] == learns
+    assert ("shorter run" in grid.note) == (learns == "–")
 
 
 def test_nothing_is_read_off_before_the_first_evaluation():

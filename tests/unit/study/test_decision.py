@@ -104,8 +104,20 @@ def test_equivalence_is_two_one_sided_tests():
 def test_differences_without_spread():
     assert decide([0.0, 0.0, 0.0]).verdict == "undecided"
     assert decide([0.0] * 8, margin=0.01).verdict == "equivalent"
-    found = decide([0.1, 0.1, 0.1])
+    almost = [0.9 - 0.8, 1.0 - 0.9, 0.8 - 0.7]  # equal but for rounding: p = 2 / 2^3
+    for equal in ([0.1] * 3, almost):
+        found, (of_judge,) = decide(equal), judge({"a": Pairs(equal)}).values()
+        assert (found.verdict, found.low, found.high) == ("undecided", None, None)
+        assert (of_judge.verdict, of_judge.p, of_judge.difference.low) == (SAME, 0.25, None)
+        assert paired_p(equal) == 0.25
+    found = decide([0.1] * 8, looks=(8,))
     assert (found.verdict, found.low, found.high) == ("better", 0.1, 0.1)
+    assert judge({"a": Pairs([0.0] * 3)})["a"].difference.low == 0.0
+
+
+def test_a_verdict_at_a_look_of_two_pairs_has_its_p_value():
+    found = judge_at_looks({"a": Pairs([0.5, 0.5001])}, (2, 3))["a"]
+    assert found.verdict == "better" and found.p_values[0] < 0.001
 
 
 @pytest.mark.parametrize(
@@ -191,7 +203,7 @@ def test_an_interval_and_a_p_value_as_scipy_has_them():
     assert t_interval([]).mean is None
     assert (one.mean, one.low, one.high, one.half_width) == (0.5, None, None, None)
     assert (equal.low, equal.high) == pytest.approx((0.1, 0.1), abs=1e-12)
-    assert (paired_p([0.0, 0.0, 0.0]), paired_p([0.1, 0.1, 0.1])) == (1.0, 0.0)
+    assert (paired_p([0.0, 0.0, 0.0]), paired_p([-0.1] * 6)) == (1.0, 2 / 2**6)
 
 
 def test_holm_by_hand():

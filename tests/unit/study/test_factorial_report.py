@@ -3,7 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 from scipy.stats import ttest_ind
 
@@ -12,6 +14,7 @@ from trl_ablate.study.factors import read_design, without
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.curves import planned_runs
 from trl_ablate.study.report.document import Document, write_markdown
+from trl_ablate.study.report.effect_pictures import _main_panel
 from trl_ablate.study.report.factorial import answer, entries_of, factorial, spread_p
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.store import RunStore
@@ -90,6 +93,21 @@ def test_the_sentences_that_a_reader_needs(case, tmp_path):
     assert not ("matters more" in said and case == "fraction")
     aliases = [entry.get("aliases") for entry in entries_of(found)]
     assert (["norm × length"] in aliases) == (case == "fraction")
+
+
+def test_a_factor_that_cannot_be_estimated_has_no_line(tmp_path):
+    """Of four cells two have runs: what one factor does is what the other does."""
+    plan = factorial_plan(TWO)
+    missing = {f"{cell}-seed{n}" for cell, of in plan.design.cells.items() for n in range(3)
+               if (of["scale"] == "none") != (of["lr"] == 1e-4)}  # fmt: skip
+    store = write_factorial(tmp_path, plan, lambda cell: 0.5, missing=missing)
+    analysis = analyse(planned_runs(plan, store), plan.primary_metric, plan.decide_on)
+    drawn = {}
+    for factor in TWO:
+        axes = Figure().subplots()
+        _main_panel(axes, factor, factorial(plan, analysis), analysis)
+        drawn[factor] = max(len(np.asarray(line.get_xdata())) for line in axes.lines)
+    assert drawn == {"scale": 2, "lr": 1}  # a line, and the cells alone
 
 
 def test_cells_without_any_spread_beside_others_spread_unequally():

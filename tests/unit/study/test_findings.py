@@ -6,6 +6,7 @@ import json
 import re
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,15 @@ import yaml
 from pyarrow import parquet
 from scipy import integrate, stats
 
+from tests.support.synthetic_study import write_study
 from trl_ablate import ConfigurationError
-from trl_ablate.cli.findings import main, pages_of
+from trl_ablate.cli import study_runs
+from trl_ablate.cli.findings import main, pages_of, write_reports
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.study.definition import load_study
 from trl_ablate.study.kept_runs import kept
 from trl_ablate.study.questions_list import LIST, read_findings
+from trl_ablate.study.report import found_answers
 from trl_ablate.study.report.findings_page import (
     FILE,
     README_HEADING,
@@ -32,6 +36,7 @@ from trl_ablate.study.report.findings_page import (
     with_section,
 )
 from trl_ablate.study.report.found_answers import read_report
+from trl_ablate.study.runs import StudyRuns
 
 STUDIES = SHIPPED / "studies"
 
@@ -56,6 +61,18 @@ def test_runs_that_two_studies_keep_are_the_same():
 def test_runs_that_are_not_there_are_refused(capsys):
     assert main(["--runs", "nowhere"]) == 2
     assert "--runs nowhere is not a folder" in capsys.readouterr().err
+
+
+def test_a_report_is_written_again_if_arms_share_runs(tmp_path, monkeypatch):
+    """Its number of runs counts those of every arm."""
+    plan, store = write_study(tmp_path / "runs", {"a": {"top": 0.5}, "same": {"top": 0.5}})
+    monkeypatch.setattr(study_runs, "known", lambda file, runs: StudyRuns(plan, store))
+    write_json(tmp_path / "findings.yaml", {"rows": [asked()]})
+    write_json(tmp_path / "one" / "study.yaml", {})
+    for _ in range(2):
+        (tmp_path / "one" / "REPORT.md").unlink(missing_ok=True)
+        write_reports(tmp_path / "findings.yaml", tmp_path / "runs")
+        assert (tmp_path / "one" / "REPORT.md").is_file()
 
 
 def test_the_shipped_list_names_arms_of_its_studies_with_expectations():
@@ -172,15 +189,17 @@ SHOWN = "+0.100 [+0.050, +0.150]"
 
 def test_a_collapse_of_most_runs_is_the_answer_whatever_the_verdict(written):
     arms = {"a": arm("not decided", -0.6, collapsed=[4, 5]), "b": arm("worse", collapsed=[2, 5])}
+    arms["c"] = arm("better", collapsed=[5, 5], collapses=False)  # less deep than its reference
     why = {"better": "It sees more.", "collapse": "It sees less."}
-    rows = [asked(arms={"a": "this", "b": "that"}, why=why, overturned_by="more runs.")]
+    words = {"a": "this", "b": "that", "c": "more"}
+    rows = [asked(arms=words, why=why, overturned_by="more runs.")]
     page = written(rows, {"one": report(arms, mixed=["a"])})["FINDINGS.md"]
     assert section(page, "First").startswith(
         "1. **What of one?** This collapses in 4 of 5 runs (−0.600 [−0.650, −0.550] †, 5 seeds "
         "against grpo). It sees less."
     )
-    rows = section(page, "Decided").splitlines()[-2:]
-    assert [row.split(" | ")[-2] for row in rows] == ["collapse", "worse"]
+    rows = section(page, "Decided").splitlines()[-3:]
+    assert [row.split(" | ")[-2] for row in rows] == ["collapse", "worse", "better"]
 
 
 @pytest.mark.parametrize(("others", "mark"), [(0, ""), (4, " ‡")])
@@ -231,6 +250,16 @@ def test_what_has_no_runs_yet_is_named(written):
     assert "| b for a | +0.300 (5) | – |" in page
     with pytest.raises(ConfigurationError, match="'x' has b, c; name two cells of four, such as a"):
         written([of_worlds | {"cells": {"x": ["b", "c"]}}], found)
+
+
+def test_an_arm_that_no_study_has_is_refused(written, monkeypatch):
+    """One that the study has is not run yet."""
+    study: Any = SimpleNamespace(arms=[SimpleNamespace(name=name) for name in ("off", "new--1")])
+    monkeypatch.setattr(found_answers, "load_study", lambda path: study)
+    one = {"one": report({"off": arm("better")})}
+    written([asked(arms={"off": "it", "new": "the other"})], one)
+    with pytest.raises(ConfigurationError, match="has no arm 'of'; did you mean 'off'"):
+        written([asked(arms={"of": "it"})], one)
 
 
 def test_an_x_ray_counts_where_it_compares_the_same_arms_as_the_runs(written, tmp_path):

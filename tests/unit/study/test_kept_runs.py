@@ -46,6 +46,15 @@ def test_a_run_with_other_values_is_named_and_left_as_it_is(study, file):
     assert len(said) == 1 and "has other values than the run that" in said[0]
 
 
+def test_large_values_are_the_same_but_for_rounding(study, file):
+    for run_id in study.plan.runs():
+        row = {"step": 60, "seconds": 9.0, "eval_reward": 123.4567891}
+        append_jsonl(study.store.directory(run_id).metrics_file, row)
+    keep(study, file)
+    said = []
+    assert restore(study.again(), file, said.append) == said == []
+
+
 def test_two_studies_with_other_metrics_keep_what_they_have_of_the_same_runs(study, file, tmp_path):
     """Restored into one store, in either order, and kept again."""
     other = StudyRuns(replace(study.plan, primary_metric="eval_other"), study.store)

@@ -164,6 +164,9 @@ def test_a_primary_metric_that_no_evaluation_logs_is_refused(write, capsys):
     assert plan("eval_answer_rewrad") == 2
     assert "no evaluation logs; did you mean 'eval_answer_reward'?" in capsys.readouterr().err
     assert plan("eval_pass@8") == 2  # of one sample
+    for lower in ("loss", "eval_truncated", "eval_reward_stderr", '""'):
+        assert plan(lower) == 2
+        assert "name a metric that is better where it is higher" in capsys.readouterr().err
     assert plan("eval_answer_reward/level=3") == plan("eval_answer_reward") == 0
 
 

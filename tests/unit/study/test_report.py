@@ -9,6 +9,7 @@ import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from trl_ablate.run.picture import PALETTE, png_of
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.costs import time
 from trl_ablate.study.report.curves import Run, Series, area, collapse_step, planned_runs
-from trl_ablate.study.report.document import Document
+from trl_ablate.study.report.document import Document, Items
 from trl_ablate.study.report.foreign_runs import read_curves
 from trl_ablate.study.report.making import numbers_of, report_curves, report_study, write_files
 from trl_ablate.study.report.outcomes import (
@@ -39,7 +40,13 @@ from trl_ablate.study.report.pictures import draw_curves, line_of, spread
 from trl_ablate.study.report.run_tables import runs_table
 from trl_ablate.study.report.sections import different_starts, shortest
 from trl_ablate.study.report.stats import t_interval
-from trl_ablate.study.report.verdicts import pairs_to_see
+from trl_ablate.study.report.verdicts import (
+    answer,
+    caveats,
+    found_of,
+    pairs_to_see,
+    what_would_change,
+)
 from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 
@@ -394,6 +401,52 @@ def test_runs_that_began_with_different_weights_are_named():
     (sentence,) = different_starts(plan, runs)
     assert "(start base) began with different weights: one (2 runs), two (1 runs);" in sentence
     assert different_starts(plan, runs[:2]) == []
+
+
+UP, DOWN, DEEP = [0.1, 0.7, 0.8, 0.8], [0.1, 0.8, 0.3, 0.25], [0.1, 0.8, 0.2, 0.05]
+
+
+@pytest.mark.parametrize(
+    ("reference", "arm", "ended", "found"),
+    [
+        (UP, DEEP, 3, "collapse"),
+        (UP, DEEP, 2, "too few seeds"),
+        (DEEP, DOWN, 3, "better"),
+        (DOWN, DEEP, 3, "worse"),
+    ],
+)
+def test_what_counts_as_a_collapse_of_an_arm(reference, arm, ended, found):
+    """Most of its runs did, and less of its reference's."""
+    noisy = [[value + seed / 1000 for value in arm] for seed in range(3)]
+    runs = [flat_run("a", seed, reference) for seed in range(3)]
+    runs += [flat_run("b", seed, noisy[seed], "finished" if seed < ended else "to do")
+             for seed in range(3)]  # fmt: skip
+    analysis = analyse(runs, METRIC)
+    assert found_of("b", analysis) == found
+    flag = numbers_of(analysis, {})["details"]["arms"]["b"].get("collapses")
+    assert flag is (None if found == "collapse" else False)
+    alone = analyse([runs[0], runs[3]], METRIC)  # a study of single runs
+    assert (found_of("b", alone) == "collapse") == (reference is UP)
+
+
+def test_runs_that_a_look_waits_for_or_whose_end_is_missing_are_named():
+    runs = [flat_run("a", seed, UP, "failed" if seed == 12 else "finished") for seed in range(16)]
+    runs += [flat_run("b", seed, UP) for seed in range(8)]
+    two_part: Any = {"judge": "two_part", "looks": (8, 32), "pool": 64}  # 16 of the pool at first
+    (items,) = (of for of in answer(analyse(runs, METRIC, **two_part), None).blocks
+                if isinstance(of, Items))  # fmt: skip
+    assert items.items[0].endswith("the first is at 8 and waits, as a-seed12 failed.")
+    silent, early = (replace(runs[-1], series={}, status="stopped"),
+                     replace(runs[15], planned_steps=9))  # fmt: skip
+    paired = analyse([*runs[13:15], early, *runs[16:18], silent], METRIC, looks=(3, 5))
+    (grid,) = what_would_change(paired).blocks
+    assert grid.rows[0][-1] == f"b-seed7 logged no {METRIC}; the look at 3 seeds waits for it"
+    said = caveats(paired, make_plan({"a": {}}))
+    assert "1 of 6 runs have no outcome: 1 of b." in said
+    assert any(words.endswith("last one: a-seed15 at step 3.") for words in said)
+    several = make_plan({"a": {}, "b": {}})
+    several = replace(several, arms=(several.arms[0], replace(several.arms[1], evaluations=3)))
+    assert "Arms differ in their evaluations: a 6, b 3; their" in " ".join(caveats(paired, several))
 
 
 def test_pairs_whose_interval_would_leave_out_0():

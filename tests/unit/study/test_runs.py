@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.fake_train import save
 from tests.support.synthetic_study import learning_rows, make_plan, write_run, write_study
+from trl_ablate import ConfigurationError
 from trl_ablate.run.json_files import write_json
 from trl_ablate.study.cleaning import find_rubbish, remove
 from trl_ablate.study.engines.local import LocalEngine
@@ -86,6 +87,18 @@ def test_cleaning_keeps_files_of_the_user_in_a_run(tmp_path):
     assert left == {*kept} and not whole.exists()
 
 
+def test_a_copy_of_a_run_is_refused_and_a_run_with_other_settings_kept(tmp_path):
+    plan, store = write_study(tmp_path / "runs", ARMS)
+    first, *_ = plan.runs()
+    store.directory(first).write_config({"settings": {"top": 0.7}})
+    assert find_rubbish(StudyRuns(plan, store)) == []
+    store.path.joinpath(f".{first}.old").mkdir()  # left by a kill
+    assert store.directory(first).path.name == first
+    store.path.joinpath(f"backup-{first}").mkdir()
+    with pytest.raises(ConfigurationError, match=f"two folders of .*: {first} and backup-{first}"):
+        RunStore(store.path).directory(first)
+
+
 def test_cleaning_keeps_results_and_what_others_need(tmp_path):
     plan, store = write_study(tmp_path / "runs", ARMS)
     finished, failed = plan.arms[0].runs[0], plan.arms[1].runs[0]
@@ -130,6 +143,9 @@ def test_estimates_come_from_finished_runs(tmp_path, logging_steps):
     assert (len(foreseen.runs), len(foreseen.done), foreseen.unmeasured) == (6, 1, ("b",))
     assert foreseen.hours() == pytest.approx(5 * 60 / 3600)
     assert foreseen.hours(2) == pytest.approx(3 * 60 / 3600)  # five runs on two slots
+    arms = (replace(arm, optimizer_steps=0, evaluations=1) for arm in plan.arms)
+    in_epochs = StudyRuns(replace(plan, arms=tuple(arms)), store)
+    assert estimate(in_epochs).hours() == pytest.approx(5 * 60 / 3600)
 
 
 def test_one_run_is_probed_and_all_are_estimated(tmp_path):
@@ -157,5 +173,7 @@ def test_one_run_is_probed_and_all_are_estimated(tmp_path):
     # 20 steps of 1.4 s and 6 evaluations of 0.4 s, without what is outside of both
     assert 9 * (28 + 2.4) / 3600 <= (found.hours() or 0) < 9 * 90 / 3600
     assert found.unmeasured == ("a", "c") and len(found.runs) == 9
+    arms = tuple(replace(arm, optimizer_steps=0) for arm in runs.plan.arms)  # in epochs
+    assert estimate(StudyRuns(replace(runs.plan, arms=arms), store)).hours() is None
     probe(runs.again(), engine, said.append)
     assert len(started) == 2

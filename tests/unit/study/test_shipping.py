@@ -54,6 +54,30 @@ def test_a_run_is_fetched_under_the_name_that_it_was_sent_with(tmp_path):
     assert one.log.read_text() == "trained\nmodal: TimeoutError: 24 hours are over\n"
 
 
+def test_a_call_has_its_note_before_it_is_made(tmp_path, monkeypatch):
+    """A failed call leaves none; one whose name could not be written is not made again."""
+    one = replace(job(tmp_path), away=tmp_path / "run.away")
+    engine = JobsEngine.__new__(JobsEngine)
+    monkeypatch.setattr(shipping, "pack", lambda job: None)
+    monkeypatch.setattr(engine, "spawn", spawn := Mock(side_effect=[OSError("no"), "c", "d"]))
+    with pytest.raises(OSError, match="no"):
+        engine.start(one, 0)
+    assert not one.away.exists()
+    write = shipping.write_json
+
+    def full(path: Path, note: dict) -> None:
+        if "call" in note:
+            raise OSError(28, "full")
+        write(path, note)
+
+    monkeypatch.setattr(shipping, "write_json", full)
+    with pytest.raises(OSError, match="full"):
+        engine.start(one, 0)
+    with pytest.raises(ConfigurationError, match="names no call; see whether"):
+        engine.start(one, 0)
+    assert spawn.call_count == 2
+
+
 def of_the_hub(status: int) -> Exception:
     request = httpx.Request("GET", "https://huggingface.co")
     return HfHubHTTPError("no", response=httpx.Response(status, request=request))

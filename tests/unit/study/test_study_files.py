@@ -58,6 +58,7 @@ def test_a_study_with_looks(write):
         (HEAD + "arms: [grpo.yaml, dapo.yaml, gspo.yaml]\nagainst: {dapo: gspo, gspo: dapo}\n",
          "against compares dapo with gspo in a circle"),
         (FACTORS + "arms: [grpo.yaml]\n", "has both `arms` and `factors`"),
+        (FACTORS + "equivalence_margin: 0.1\n", "effects are not judged by a margin"),
         (ONE + "fraction: 1/2\n", "'fraction' applies to `factors` only"),
         (ONE + "recipe: grpo.yaml\n", "'recipe' applies to `factors` only"),
         (HEAD + "factors: {beta: 0.1}\n", "factors is the mapping {'beta': 0.1}; it takes a mapp"),

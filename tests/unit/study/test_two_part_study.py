@@ -13,6 +13,7 @@ from trl_ablate.study.outline import power_lines
 from trl_ablate.study.planned import Plan
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.making import report_study
+from trl_ablate.study.report.sections import two_part_arms_table
 from trl_ablate.study.report.verdicts import agreement
 from trl_ablate.study.resolution import resolve_plan
 from trl_ablate.study.runs import StudyRuns, look_of
@@ -139,6 +140,16 @@ def test_a_base_is_needed_for_a_gain():
         analyse(runs, METRIC, judge="two_part")
     found = analyse(runs, METRIC, judge="two_part", threshold=0.4).decisive["b"]
     assert found.two_part.threshold == 0.4
+
+
+def test_arms_succeed_by_the_threshold_of_their_reference():
+    ends = {"a": 0.9, "low": 0.4, "low2": 0.42}
+    runs = [flat_run(arm, seed, [0.1, end]) for arm, end in ends.items() for seed in range(8)]
+    analysis = analyse(runs, METRIC, against={"low2": "low"}, judge="two_part")
+    (grid,) = two_part_arms_table(analysis).blocks
+    found = {row[0]: row[2].partition(" [")[0] for row in grid.rows}
+    assert found == {"a": "8 of 8", "low": "0 of 8", "low2": "8 of 8"}
+    assert grid.note.startswith("A run succeeds from 0.500 on, and against low from 0.250 on.")
 
 
 @pytest.mark.parametrize(

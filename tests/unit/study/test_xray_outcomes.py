@@ -90,8 +90,8 @@ def test_the_correlation_and_its_bootstrap_are_those_of_scipy():
 def test_the_section_sets_the_xray_beside_the_runs(tmp_path, of_runs, of_xray, label, said):
     """A verdict of the runs is on the same two arms; another difference is not tested."""
     ends = {"grpo": 0.8, "std_dev_off": 0.85, "no_baseline": 0.2}
-    runs = [flat_run(arm, seed, [0.1, end + 0.01 * seed]) for arm, end in ends.items()
-            for seed in range(3)]  # fmt: skip
+    runs = [flat_run(arm, seed, [0.1, end + 0.01 * ((seed + n) % 3)])
+            for n, (arm, end) in enumerate(ends.items()) for seed in range(3)]  # fmt: skip
     analysis, store = analyse(runs, METRIC, "final", of_runs), RunStore(tmp_path)
     assert not xray_section(store, "made_up", analysis).blocks
     point = {"checkpoint": "base", "norm_ratio": 0.5}
@@ -100,6 +100,7 @@ def test_the_section_sets_the_xray_beside_the_runs(tmp_path, of_runs, of_xray, l
         "grpo": [point | {"verdict": "reference", "cosine_mean": 1.0}],
         "std_dev_off": [point | {"verdict": "only rescales", "cosine_mean": 0.997}],
         "no_baseline": [point | against],
+        "of another study": [point | against],
     }
     skipped = {"group_size_16": "generates differently: num_generations is 16, not 8"}
     file = xray_folder(store, "made_up") / "xray.json"

@@ -181,8 +181,14 @@ class DetachedEngine(ABC):
         """Continue the run's existing call, or make one."""
         if not job.away.exists():
             folder = f"{job.directory.name}/{uuid.uuid4().hex[:8]}"  # calls never share one
-            call = self.spawn(pack(job), folder)
-            write_json(job.away, {"engine": self.name, "call": call, "folder": folder})
+            bundle, note = pack(job), {"engine": self.name, "folder": folder}
+            write_json(job.away, note)  # first, so that no call is made that nobody knows
+            try:
+                note["call"] = self.spawn(bundle, folder)
+            except Exception:
+                job.away.unlink()
+                raise
+            write_json(job.away, note)
         return DetachedProcess(job, self)
 
 
@@ -192,7 +198,10 @@ class DetachedProcess(Process):
     def __init__(self, job: Job, engine: DetachedEngine):
         note = read_object(job.away)
         if not {"call", "folder"} <= note.keys():
-            raise ConfigurationError(f"{job.away} names no call; remove it to start the run anew")
+            raise ConfigurationError(
+                f"{job.away} names no call; see whether {engine.name} does the run, and remove the "
+                "file to start it anew"
+            )
         self._call, self._folder = note["call"], note["folder"]
         self._job, self._engine = job, engine
         self._code: int | None = None

@@ -12,7 +12,7 @@ from datetime import datetime
 import numpy as np
 
 from trl_ablate.metrics import GENERATED_TOKENS
-from trl_ablate.study.report.analysis import Analysis, paired
+from trl_ablate.study.report.analysis import Analysis, ArmResult, paired
 from trl_ablate.study.report.curves import Run, Series
 from trl_ablate.study.report.document import Columns, Section, table
 from trl_ablate.study.report.numbers import NOTHING, difference
@@ -27,6 +27,7 @@ NOTE = (
     "learns sooner. One verdict decides, that of the answer; these are looked at beside it, with "
     "their own correction over the arms."
 )
+UNLIKE_NOTE = " Arms are evaluated at different steps: equal steps end with the shorter run."
 TIME, TOKENS = "time", "generated tokens"
 
 Cost = Callable[[Run, Series], np.ndarray | None]
@@ -79,6 +80,10 @@ def time(run: Run, curve: Series) -> np.ndarray | None:
     return np.asarray(curve.seconds, float) if curve.seconds else None
 
 
+def steps(run: Run, curve: Series) -> np.ndarray:
+    return np.asarray(curve.steps, float)
+
+
 def generated_tokens(run: Run, curve: Series) -> np.ndarray | None:
     tokens = run.series.get(GENERATED_TOKENS)
     if tokens is None or not tokens.steps:
@@ -112,10 +117,21 @@ def _span(run: Run) -> tuple[str, float, float] | None:
     return str(record.get("host")), start, start + seconds
 
 
+def _evaluated(arm: ArmResult) -> set[tuple[float, ...]]:
+    """The steps at which its whole runs were evaluated."""
+    whole = [run for run in arm.runs if run.status == "finished" and arm.metric in run.series]
+    whole = [run for run in whole if not run.record.get("diverged_at")]
+    return {tuple(run.series[arm.metric].steps) for run in whole}
+
+
 def costs_table(analysis: Analysis) -> Section:
-    area = analysis.comparisons["auc"]
+    area, final = analysis.comparisons["auc"], analysis.comparisons["final"]
+    both = {arm: (_evaluated(analysis.arm(arm)), _evaluated(analysis.reference_of(arm)))
+            for arm in area}  # fmt: skip
+    unlike = {arm for arm, (own, other) in both.items() if own and other and own.isdisjoint(other)}
+    at_same = at_equal_cost(analysis, steps) if unlike else {}
     kinds = {
-        "equal steps": analysis.comparisons["final"],
+        "equal steps": final | {arm: of for arm, of in at_same.items() if arm in unlike},
         "equal tokens": at_equal_cost(analysis, generated_tokens),
         "equal time": at_equal_cost(analysis, time_alone(analysis.runs)),
         "area under the curve": area,
@@ -128,6 +144,8 @@ def costs_table(analysis: Analysis) -> Section:
             (kind, lambda arm, of=of: difference(of[arm].difference) if arm in of else NOTHING)
             for kind, of in kinds.items()
         ),
-        ("learns", lambda arm: learns.get(area[arm].verdict, NOTHING)),
-    ]
-    return table("At equal cost", analysis.decisive, columns, NOTE, 2)
+        ("learns", lambda arm: NOTHING if arm in unlike
+         else learns.get(area[arm].verdict, NOTHING)),
+    ]  # fmt: skip
+    note = NOTE + UNLIKE_NOTE * bool(unlike)
+    return table("At equal cost", analysis.decisive, columns, note, 2)

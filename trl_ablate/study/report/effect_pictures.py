@@ -63,13 +63,14 @@ def _main_panel(axes: Axes, factor: str, found: Factorial, analysis: Analysis) -
         if mean is not None:
             mark, place = "x" if name in found.collapsed else "o", levels.index(cell[factor])
             axes.plot([place], [mean], mark, color=FAINT, markersize=4, alpha=0.7)
-    means = {place: found.fit.level_mean((factor, level)) for place, level in enumerate(levels)
-             if (factor, level) not in found.fit.unseen}  # fmt: skip
     mains = [e for e in found.effects if [level[0] for level in e.term] == [factor]]
+    whole = all(effect.found for effect in mains)  # else they cannot be told from others
+    means = {place: found.fit.level_mean((factor, level)) for place, level in enumerate(levels)
+             if whole and (factor, level) not in found.fit.unseen}  # fmt: skip
     strong = any(effect.verdict.differs for effect in mains)
     colour = BLUE if strong else INK
     for effect in mains:
-        if effect.found and effect.found.half_width is not None:
+        if whole and effect.found and effect.found.half_width is not None:
             place = levels.index(str(effect.term[0][1]))
             axes.errorbar([place], [means[place]], [effect.found.half_width], color=colour,
                           capsize=4, linewidth=1.2)  # fmt: skip

@@ -15,16 +15,12 @@ from pathlib import Path
 from trl_ablate.errors import ConfigurationError, shortened
 from trl_ablate.guard.logs import INNER, Log, home_of, read_logs
 from trl_ablate.guard.tables import RUN_FILES, Columns, arm_and_seed
-from trl_ablate.metrics import translated
+from trl_ablate.metrics import is_better_lower, translated
 from trl_ablate.run.logged import Series
 from trl_ablate.study.report.curves import Run
 
 PREFERRED = ("eval_reward", "eval_answer_reward", "answer_accuracy", "accuracy", "score", "reward")
 """Metrics that decide, if the user names none."""
-_LOWER = {
-    "loss", "perplexity", "ppl", "bpb", "kl", "nll", "error", "mae", "mse", "rmse", "wer", "cer",
-}  # fmt: skip
-_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 BY_FILE = "file"
 """As the column of groups: each file is one."""
 
@@ -144,7 +140,7 @@ def metric_of(runs: Sequence[Run], wanted: str | None, what: str) -> str:
     if found is None:
         asked = f"no metric '{wanted}'" if wanted else "several metrics (choose with --metric)"
         raise ConfigurationError(f"{what} have {asked}; they have {', '.join(known)[:300]}")
-    if _LOWER & {word.lower() for word in _WORD.findall(found)}:
+    if is_better_lower(found):
         raise ConfigurationError(
             f"the metric '{found}' is better where it is lower; give one that is better where it "
             "is higher, or change its sign and name"

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trl_ablate.errors import ConfigurationError
+from trl_ablate.errors import ConfigurationError, nearest
 from trl_ablate.run.json_files import read_object
+from trl_ablate.study.definition import load_study
 from trl_ablate.study.questions_list import Question
 from trl_ablate.study.report.numbers import MIXED, NOTHING, number, signed, within
 from trl_ablate.study.report.verdicts import HEADS, MOSTLY, waits
@@ -277,6 +278,12 @@ def found_of(asked: Question, folder: Path) -> Found:
         return Found(asked, effects=[text for _, text in strong], cells=cells)
     names = asked.arms or {name: name for name in report["arms"]}
     known = [name for name in names if name in report["arms"]]
+    unknown = names.keys() - {*report["arms"], report.get("reference")}
+    if unknown and asked.part != "carry":  # an arm may be in some worlds alone
+        file = folder / asked.study / "study.yaml"
+        own = {arm.name.partition("--")[0] for arm in load_study(file).arms}
+        for name in unknown - own:
+            raise ConfigurationError(f"{file} has no arm '{name}'{nearest(name, own)}")
     seen = [name for name in known if report["arms"][name]["pairs"]]
     xray, words = read_xray(folder / asked.study / XRAY), {**names, **asked.names}
     arms = [_arm(name, words, report, xray) for name in seen]
@@ -299,7 +306,8 @@ def _arm(name: str, words: Mapping[str, str], report: Json, xray: KnownXray | No
     details = report["details"]
     numbers = {**report["arms"][name], **details["arms"][name]}
     against, (k, n) = numbers["against"], numbers["collapsed"]
-    collapses = "successes" not in numbers and k > MOSTLY * n
+    most = "successes" not in numbers and k > MOSTLY * n
+    collapses = most and numbers.get("collapses", True)
     is_compared = xray and {name, against} <= xray.arms.keys() and xray.against(name) == against
     return ArmFound(
         arm=name,

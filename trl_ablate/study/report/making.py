@@ -10,7 +10,8 @@ Each time, all is computed again from run directories, or from a CSV file of pub
      "curves": {arm: {"A", "B", "C_mid"}},
      "details": {"question", "runs", "margin", "means": {arm: mean}, "mixed": [arm],
                  "arms": {arm: {"against", "expected", "agreement", "next_look",
-                                "disagreement"}},
+                                "disagreement", "collapses": false if most runs did, but no more
+                                often than the reference's, or too few have ended}},
                  "sentences": [the sentence of each effect, or null]}}
 
 `arms` has every arm that is compared, with "threshold", "successes" (of the arm and of its
@@ -259,6 +260,7 @@ def numbers_of(
                     **_expected(name, analysis, plan),
                     "next_look": found.next_look,
                     "disagreement": verdicts.disagreement(found),
+                    **({} if effects else _no_collapse(name, analysis)),
                 }
                 for name, found in decisive
             },
@@ -272,6 +274,13 @@ def _expected(name: str, analysis: Analysis, plan: Plan | None) -> dict[str, Any
         return {"expected": None, "agreement": None}
     expected = plan.expect[name]
     return {"expected": expected, "agreement": verdicts.as_expected(name, expected, analysis)}
+
+
+def _no_collapse(name: str, analysis: Analysis) -> dict[str, bool]:
+    arm = analysis.arm(name)
+    is_one = verdicts.found_of(name, analysis) is Verdict.COLLAPSE
+    most = arm.collapsed > verdicts.MOSTLY * arm.ended and analysis.judge == "paired"
+    return {"collapses": False} if most and not is_one else {}
 
 
 def _arm(found: Comparison, analysis: Analysis) -> dict[str, Any]:

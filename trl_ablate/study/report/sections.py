@@ -109,28 +109,36 @@ def comparisons_table(analysis: Analysis) -> Section:
 
 
 def two_part_arms_table(analysis: Analysis) -> Section:
-    """Every arm over all its runs, by the threshold of the largest look."""
-    looks = [c.two_part for c in analysis.decisive.values() if c.two_part and c.two_part.shares]
+    """Every arm over all its runs, by the threshold of the largest look with its reference."""
+    looks = [c for c in analysis.decisive.values() if c.two_part and c.two_part.shares]
     if not looks:
         return Section("Arms")
-    limit = max(looks, key=lambda found: found.n).threshold or 0.0
+    limits: dict[str, float] = {}
+    for c in sorted(looks, key=lambda c: -c.n):
+        limits.setdefault(analysis.reference_of(c.arm).name, c.two_part.threshold or 0.0)
+    first = limits.get(analysis.reference.name, [*limits.values()][0])
+
+    def limit(arm: ArmResult) -> float:
+        return limits.get(analysis.reference_of(arm.name).name, first)
 
     def values(arm: ArmResult, least: float = -math.inf) -> list[float]:
         return [x for x in arm.values(analysis.decide_on) if x is not None and x >= least]
 
     def spread(arm: ArmResult) -> str:
-        good = values(arm, limit)
+        good = values(arm, limit(arm))
         return number(stdev(good) if len(good) > 1 else None)
 
     columns: Columns = [
         ("arm", lambda arm: arm.name),
         ("runs", lambda arm: arm.outcome()),
-        ("succeed", lambda arm: _share(len(values(arm, limit)), len(values(arm)))),
-        ("mean where runs succeed", lambda arm: interval(t_interval(values(arm, limit)))),
+        ("succeed", lambda arm: _share(len(values(arm, limit(arm))), len(values(arm)))),
+        ("mean where runs succeed", lambda arm: interval(t_interval(values(arm, limit(arm))))),
         ("sd of these", spread),
         ("median of all runs", lambda arm: number(median(values(arm)) if values(arm) else None)),
     ]
-    note = f"A run succeeds from {number(limit)} on. Mean ± half its own 95 % t interval."
+    others = "".join(f", and against {name} from {number(of)} on" for name, of in limits.items()
+                     if number(of) != number(first))  # fmt: skip
+    note = f"A run succeeds from {number(first)} on{others}. Mean ± half its own 95 % t interval."
     return table("Arms, best first", analysis.ranked(), columns, note, 2)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
+from trl_ablate.study import decision
 from trl_ablate.study.decision import EXACT, NORMAL, can_reach, decide, is_within, sign_flip_p
 from trl_ablate.study.nominal import error_over_looks
 from trl_ablate.study.two_part import FEWEST, TwoPart
@@ -96,12 +97,12 @@ def t_interval(values: Sequence[float]) -> Interval:
 def paired_p(differences: Sequence[float]) -> float:
     """Two-sided p-value of the paired t test.
 
-    Differences that are all 0 (two names of one run) have p = 1. Differences that are all equal but
-    not 0 have no noise to compare with, so p = 0.
+    Differences that are all equal have no noise to compare with, so p is that of their signs; if
+    they are 0 (two names of one run), p = 1.
     """
+    if decision.is_flat(differences):
+        return sign_flip_p(differences)
     spread, mean = statistics.stdev(differences), statistics.fmean(differences)
-    if spread == 0:
-        return 1.0 if mean == 0 else 0.0
     t = abs(mean) / (spread / math.sqrt(len(differences)))
     return float(2 * special.stdtr(len(differences) - 1, -t))
 
@@ -117,7 +118,7 @@ def p_over_looks(
             return p
         return min(len(looks) * p, error_over_looks(tuple(looks), min(1.0, max(LEAST_P, p))))
 
-    if n < MIN_SEEDS:
+    if n < (2 if looks else MIN_SEEDS):
         return 1.0, 1.0
     differs = over_looks(_p(pairs, exact))
     if margin is None or pairs.is_mixed or n < FEWEST:
@@ -176,11 +177,18 @@ def judge(arms: Mapping[str, Pairs], margin: float | None = None) -> dict[str, C
             within = is_within(pairs.differences, level, margin)
             verdict = Verdict.EQUIVALENT if within else verdict
         found[name] = Comparison(
-            name, t_interval(pairs.differences), p.get(name), corrected.get(name), verdict,
+            name, _interval(pairs.differences), p.get(name), corrected.get(name), verdict,
             NORMAL if exact is None and not mixed else EXACT, exact, differs and not confirmed,
             p_values=p_over_looks(pairs, margin, exact),
         )  # fmt: skip
     return found
+
+
+def _interval(differences: Sequence[float]) -> Interval:
+    """The t interval; without limits where the differences are equal and too few to differ."""
+    found = t_interval(differences)
+    is_open = found.n and math.isinf(decision.half_width(differences, ALPHA)[1])
+    return Interval(found.n, found.mean) if is_open else found
 
 
 def _p(pairs: Pairs, exact: float | None) -> float:

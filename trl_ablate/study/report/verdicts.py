@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from itertools import starmap
 from pathlib import Path
 
-from trl_ablate.study.decision import EXACT
+from trl_ablate.errors import shortened
+from trl_ablate.study.decision import EXACT, MOST_FLIPPED
 from trl_ablate.study.nominal import critical_t, nominal_level
 from trl_ablate.study.planned import Plan, silent_differences
 from trl_ablate.study.report import outcomes
@@ -22,7 +23,8 @@ from trl_ablate.study.report.numbers import (
     p_words,
     signed,
 )
-from trl_ablate.study.report.stats import ALPHA, Comparison, Interval
+from trl_ablate.study.report.stats import ALPHA, MIN_SEEDS, Comparison, Interval
+from trl_ablate.study.store import DONE
 from trl_ablate.study.verdict import EXPECTED, Expectation, Verdict, reference_runs
 
 HEADS = {
@@ -92,8 +94,8 @@ def _of_two_parts(comparison: Comparison, analysis: Analysis) -> str:
     found, arm = comparison.two_part, comparison.arm
     other = analysis.reference_of(arm).name
     if found is None or found.shares is None:
-        failed = _failed(comparison, analysis)
-        why = f" and waits for {', '.join(failed)}, which failed" * bool(failed)
+        missing = _missing(comparison, analysis)
+        why = f" and waits, as {', '.join(missing)}" * bool(missing)
         return f"{arm} has too few runs for a look; the first is at {comparison.next_look}{why}."
     head = HEADS[found.verdict].format(arm=arm, other=other, margin=number(analysis.margin))
     (k, n), (other_k, other_n) = found.shares.arm, found.shares.reference
@@ -127,7 +129,10 @@ def disagreement(comparison: Comparison) -> str | None:
 def _basis(comparison: Comparison) -> str:
     if comparison.leans_on == EXACT and comparison.verdict != Verdict.EQUIVALENT:
         return f"; an exact sign-flip test agrees ({p_words(comparison.exact_p)})"
-    return f"; this assumes near-normal differences, as {comparison.difference.n} pairs show little"
+    n = comparison.difference.n
+    if n > MOST_FLIPPED:
+        return f"; the mean of {n} differences is near-normal, whatever they are"
+    return f"; this assumes near-normal differences, as {n} pairs show little"
 
 
 def difference_of(comparison: Comparison, analysis: Analysis) -> str:
@@ -147,7 +152,8 @@ def caveats(analysis: Analysis, plan: Plan | None) -> list[str]:
     if analysis.judge == "paired":
         notes += [_mixed_outcome(arm) for arm in analysis.arms if arm.is_mixed]
     notes += _mixed_profiles(analysis)
-    if missing := Counter(run.arm for run in analysis.runs if not run.counts):
+    without = [run.arm for run in analysis.runs if run.outcome(analysis.metric) is None]
+    if missing := Counter(without):
         arms = ", ".join(f"{number} of {arm}" for arm, number in missing.items())
         notes.append(f"{missing.total()} of {len(analysis.runs)} runs have no outcome: {arms}.")
     if plan is None:
@@ -155,8 +161,12 @@ def caveats(analysis: Analysis, plan: Plan | None) -> list[str]:
         notes += [
             f"{text[0].upper()}{text[1:]}." for text in how_they_ended(known, analysis.metric)
         ]
+    else:
+        notes += _without_an_end(analysis)
     lines = "lines of its metrics.jsonl are not logged rows and were skipped"
     notes += [f"{run.name}: {run.skipped} {lines}." for run in analysis.runs if run.skipped]
+    biased = "their best values and means over training are not alike"
+    notes += [f"A{words[1:]}; {biased}." for words in (plan.unequal_evaluations if plan else ())]
     return notes + [f"{sentence}." for sentence in (silent_differences(plan) if plan else ())]
 
 
@@ -166,6 +176,19 @@ def _miniature(millions: float, dataset: str) -> str:
     shown = "/".join(place.parts[-2:]) if place.is_absolute() else dataset
     task = f"{TASKS[family]} ({dataset})" if family in TASKS else shown
     return f"a {millions:.2g} M parameter model on {task}"
+
+
+def _without_an_end(analysis: Analysis) -> list[str]:
+    """Finished runs whose last evaluations are missing: they are NaN."""
+    early = [
+        f"{run.name} at step {curve.steps[-1]:g}"
+        for run in analysis.runs
+        if run.status == "finished" and not run.record.get("diverged_at")
+        if (curve := run.series.get(analysis.metric)) and curve.steps
+        if curve.steps[-1] < (run.planned_steps or 0)
+    ]
+    words = "These runs have no evaluation at their end, and count with their last one"
+    return [f"{words}: {shortened(', '.join(early), 200)}."] * bool(early)
 
 
 def _mixed_outcome(arm: ArmResult) -> str:
@@ -247,8 +270,8 @@ def pairs_to_see(seen: Interval, level: float = ALPHA) -> int | None:
 
 def _what_to_do(comparison: Comparison, analysis: Analysis) -> str:
     if look := comparison.next_look:
-        if failed := ", ".join(_failed(comparison, analysis)):
-            return f"{failed} failed; the look at {look} seeds waits for it"
+        if missing := ", ".join(_missing(comparison, analysis)):
+            return f"{missing}; the look at {look} seeds waits for it"
         return f"study run --until decided: the look at {look} seeds"
     if analysis.looks:
         return "a study of its own: the last look has passed"
@@ -257,13 +280,16 @@ def _what_to_do(comparison: Comparison, analysis: Analysis) -> str:
     return "more seeds"
 
 
-def _failed(comparison: Comparison, analysis: Analysis) -> list[str]:
-    """The failed runs that the next look waits for."""
+def _missing(comparison: Comparison, analysis: Analysis) -> list[str]:
+    """The runs that the next look waits for, as they failed or ended without an outcome."""
     arm, reference = analysis.arm(comparison.arm), analysis.reference_of(comparison.arm)
     look, last = comparison.next_look or 0, max(analysis.looks, default=len(arm.runs))
-    pool = len(reference.runs) if comparison.two_part and reference is analysis.arms[0] else None
+    is_shared = comparison.two_part and reference is analysis.arms[0]
+    pool = analysis.pool or len(reference.runs) if is_shared else None
     runs = [*arm.runs[:look], *reference.runs[: reference_runs(look, last, pool)]]
-    return [run.name for run in runs if run.status == "failed"]
+    ended = {"failed": "failed", **dict.fromkeys(DONE, f"logged no {analysis.metric}")}
+    without = [run for run in runs if run.outcome(analysis.metric) is None]
+    return [f"{run.name} {ended[run.status]}" for run in without if run.status in ended]
 
 
 def expectations(analysis: Analysis, plan: Plan) -> Section:
@@ -300,20 +326,28 @@ FULFILS = {
 
 def found_of(name: str, analysis: Analysis) -> Verdict | None:
     """The verdict of an arm, None of the reference; `collapse` where most runs of the arm did."""
-    arm, comparison = analysis.arm(name), analysis.decisive.get(name)
-    if _collapsed(arm) and not (comparison and comparison.two_part):
+    comparison = analysis.decisive.get(name)
+    if _collapses(name, analysis) and not (comparison and comparison.two_part):
         return Verdict.COLLAPSE
     return comparison and comparison.verdict
 
 
-def _collapsed(arm: ArmResult) -> bool:
-    """Whether most of its runs did."""
-    return arm.collapsed > MOSTLY * arm.ended
+def _collapses(name: str, analysis: Analysis) -> bool:
+    """Whether most of its runs did, if they are enough, it is not better than its reference, and
+    that collapses less often."""
+    arm, comparison = analysis.arm(name), analysis.decisive.get(name)
+    if arm.collapsed <= MOSTLY * arm.ended or arm.ended < min(MIN_SEEDS, len(arm.runs)):
+        return False
+    if comparison is None:
+        return True
+    other = analysis.reference_of(name)
+    less = other.collapsed * arm.ended < arm.collapsed * max(1, other.ended)
+    return less and comparison.verdict is not Verdict.BETTER
 
 
 def as_expected(name: str, expected: Expectation | float, analysis: Analysis) -> str:
     found = found_of(name, analysis)
-    if expected == "collapse" and found and found.is_final and _collapsed(analysis.arm(name)):
+    if expected == "collapse" and found and found.is_final and _collapses(name, analysis):
         return "yes"  # judged in two parts, its verdict is another one
     return agreement(expected, found, analysis.margin)
 

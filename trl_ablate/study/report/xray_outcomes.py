@@ -246,9 +246,9 @@ def xray_section(store: RunStore, study: str, analysis: Analysis) -> Section:
     found = read_xray(xray_folder(store, study) / XRAY)
     if found is None:
         return Section(TITLE)
-    rows = []
+    rows, known = [], {arm.name for arm in analysis.arms}
     for arm, points in found.arms.items():
-        if arm != found.reference:
+        if arm != found.reference and arm in known:
             against = found.against(arm)
             label, runs = label_of(arm, against, found.reference), _of_runs(arm, against, analysis)
             rows += [(label, point, runs) for point in points]
