@@ -82,7 +82,7 @@ def check_picture(options: Namespace, logs: list[Log]) -> None:
     if file is None:
         return
     check_writable("--picture", file)
-    if file.suffix.lower() != ".png":
+    if file.suffix.lower() not in ("", ".png"):
         raise ConfigurationError(f"--picture {file} is a PNG; call it {file.with_suffix('.png')}")
     if len(logs) > 1:
         raise ConfigurationError(

@@ -146,7 +146,8 @@ class AblationTrainer(GRPOTrainer):
             found = self.scored(inputs)
             if self.model.training and self.args.group_filter == "resample":
                 padding: Any = self._tokenizer.pad_token_id
-                dataset: Any = self._remove_unused_columns(self.train_dataset)
+                train: Any = self.train_dataset
+                dataset: Any = self._remove_unused_columns(train)
                 source = (dataset, self._logs, padding, self._step)
                 found = Resampling(self._setting(), self.scored, *source).filled(found)
         return self.with_advantages(found)
