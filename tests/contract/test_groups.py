@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from transformers import AutoTokenizer, Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 from tests.contract.alike import weights
 from tests.contract.formulas import (
@@ -18,6 +19,7 @@ from tests.contract.formulas import (
     nearby,
     scored,
 )
+from tests.support.tiny_models import tiny_config
 from trl_ablate import AblationTrainer, ConfigurationError
 from trl_ablate.losses import kl_to_reference
 from trl_ablate.trainer.batching import weigh_microbatches
@@ -93,6 +95,25 @@ def test_a_step_without_groups_is_skipped_and_counted(
         assert row["rollouts/generated"] == generated
     never_filled = "2 of 2 groups have no reward variance after 2 rounds" in caplog.text
     assert never_filled is (settings["group_filter"] == "resample")
+
+
+def test_a_step_without_groups_still_balances_experts(make_trainer, tiny_model, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    config = Qwen2MoeConfig(
+        **tiny_config(tokenizer).to_diff_dict() | {"model_type": "qwen2_moe"}, num_experts=4,
+        num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=16,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    Qwen2MoeForCausalLM(config).save_pretrained(tmp_path / "experts")
+    tokenizer.save_pretrained(tmp_path / "experts")
+    trainer = make_trainer(
+        model=str(tmp_path / "experts"), reward=ones, group_filter="drop", max_steps=1,
+        router_aux_loss_coef=0.5,
+    )  # fmt: skip
+    before = weights(trainer)
+    trainer.train()
+    assert trainer.state.log_history[0]["grad_norm"] > 0
+    assert not torch.equal(weights(trainer), before)
 
 
 def test_counts_of_dropped_groups_and_weights_of_microbatches(make_trainer):

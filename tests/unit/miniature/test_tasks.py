@@ -4,12 +4,15 @@ and so all shares of styles, slips and levels that studies were made with."""
 import hashlib
 import json
 import random
+import re
 import sys
 from itertools import islice
+from runpy import run_path
 
 import pytest
 
 from trl_ablate import ConfigurationError
+from trl_ablate.cli.new import STARTER
 from trl_ablate.data.questions import load_questions
 from trl_ablate.miniature import corpus
 from trl_ablate.miniature.registry import WORLDS
@@ -177,3 +180,12 @@ def test_right_chain_sums_are_right_and_attempts_are_at_times():
     tried = [task.attempt(rng) for _ in range(4000)]
     right = sum(str(each.answer) == answers[each.question] for each in tried) / len(tried)
     assert right == pytest.approx(0.34, abs=0.03)
+
+
+def test_the_world_to_begin_with_holds_out_both_orders_of_a_pair():
+    world = run_path(str(STARTER / "world" / "world.py"))["Larger"]()
+    train, held_out = (
+        {frozenset(re.findall(r"\d+", asked.question)) for asked in world.questions(split)}
+        for split in ("train", "validation")
+    )
+    assert len(held_out) == 1000 and not train & held_out
