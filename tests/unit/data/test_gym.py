@@ -171,10 +171,10 @@ def test_every_scorer_that_runs_an_answer_is_known():
 @pytest.mark.slow
 def test_scorers_run_in_workers_that_are_killed():
     """The task decides what a formula is worth, and that may take for ever."""
-    puzzle = {**SETTINGS, "dataset": "reasoning_gym/puzzle24"}
-    (spec,) = TaskArguments(**puzzle).own_rewards
+    countdown = {**SETTINGS, "dataset": "reasoning_gym/countdown"}
+    (spec,) = TaskArguments(**countdown).own_rewards
     (function,) = chosen_rewards([spec], Tools(MathGrader(1), None, str, workers=1)).functions
-    found, metrics = rows(**puzzle, train_size=2), {}
+    found, metrics = rows(**countdown, train_size=2), {}
     texts = [f"\\boxed{{{found['answer'][0]}}}", r"\boxed{gamma(99999999)}"]
     ids = {"prompts": texts, "completion_ids": [[1]] * 2, "log_metric": metrics.__setitem__}
     assert function(completions=texts, **ids, **places(found)) == [1.0, None]
