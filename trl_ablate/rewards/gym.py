@@ -237,11 +237,13 @@ def _score(answer: str | None, described: str, entry: dict[str, Any]) -> float |
     strict = STRICT.get((entry.get("metadata") or {}).get("source_dataset", ""))
     if strict and not strict(answer, entry):
         return 0.0
+    found = _scored(task, answer, entry)
+    scorer_works = found is not None or _scored(task, str(entry["answer"]), entry) is not None
+    return (found or 0.0) if scorer_works else None
+
+
+def _scored(task: Any, answer: str, entry: dict[str, Any]) -> float | None:
     try:
         return float(task.score_answer(answer, entry))
     except Exception:  # many scorers parse the answer, and raise for text that they do not expect
-        try:
-            task.score_answer(str(entry["answer"]), entry)
-        except Exception:
-            return None  # the scorer does not work
-        return 0.0
+        return None

@@ -40,8 +40,8 @@ class IdleSteps(TrainerCallback):
 
     Their gradient is 0, but an optimizer with momentum or weight decay would still move the
     weights. So gradients are removed just before such a step. DeepSpeed steps inside the backward
-    pass, where this comes too late. A loss that balances experts has a gradient without groups,
-    too. `total` sums a tensor over the processes.
+    pass, where this comes too late. Nothing is added where a loss balances experts, as that has a
+    gradient without groups, too. `total` sums a tensor over the processes.
     """
 
     def __init__(self, metrics: Metrics, total: Callable[[Tensor], Any]):
@@ -122,8 +122,7 @@ class GRPOStepClock(TrainerCallback):
             control.should_evaluate = last or (started and due(state.eval_steps))
         if args.save_strategy == SaveStrategy.STEPS:
             control.should_save = last or due(state.save_steps)
-        ends = last or ends_epoch(state)
-        self._save_after_epoch = control.should_save and ends and acts_at_epoch_end(args)
+        self._save_after_epoch = control.should_save and row_is_to_come(args, state)
         control.should_save = control.should_save and not self._save_after_epoch
         return control
 
@@ -137,8 +136,10 @@ def ends_epoch(state: TrainerState) -> bool:
     return (state.epoch or 0.0) % 1 == 0
 
 
-def acts_at_epoch_end(args: AblationConfig) -> bool:
-    return IntervalStrategy.EPOCH in (args.logging_strategy, args.eval_strategy)
+def row_is_to_come(args: AblationConfig, state: TrainerState) -> bool:
+    """Whether the last epoch has ended, and its row or its evaluation is still to be written."""
+    ended = ends_epoch(state) or state.global_step >= state.max_steps
+    return ended and IntervalStrategy.EPOCH in (args.logging_strategy, args.eval_strategy)
 
 
 class StepPhases(TrainerCallback):

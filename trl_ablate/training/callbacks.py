@@ -24,7 +24,7 @@ from trl_ablate.run.folders import part_of, replace_folder
 from trl_ablate.run.json_files import write_json
 from trl_ablate.run.masking import Masker
 from trl_ablate.run.termination import Termination
-from trl_ablate.trainer.update import acts_at_epoch_end, ends_epoch
+from trl_ablate.trainer.update import ends_epoch, row_is_to_come
 from trl_ablate.training.dashboard import log_rollouts, to_trackio
 
 if TYPE_CHECKING:
@@ -200,16 +200,15 @@ class Preemption(TrainerCallback):
     def on_step_end(self, args: AblationConfig, state, control, **kwargs):
         if state.global_step < state.max_steps and self._anybody_asked(args):
             self.ended_run = control.should_training_stop = True
-            control.should_save = not (ends_epoch(state) and acts_at_epoch_end(args))
+            control.should_save = not row_is_to_come(args, state)
         return control
 
     def on_epoch_end(self, args: AblationConfig, state, control, **kwargs):
         """The rest of an epoch that was cut off belongs to the resumed run, and so does its row."""
         if self.ended_run:
-            whole = ends_epoch(state)
-            control.should_log &= whole
-            control.should_evaluate &= whole
-            control.should_save = whole and acts_at_epoch_end(args)
+            control.should_log &= ends_epoch(state)
+            control.should_evaluate &= ends_epoch(state)
+            control.should_save = row_is_to_come(args, state)
         return control
 
     def _anybody_asked(self, args: AblationConfig) -> bool:

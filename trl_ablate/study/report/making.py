@@ -277,9 +277,8 @@ def _expected(name: str, analysis: Analysis, plan: Plan | None) -> dict[str, Any
 
 
 def _no_collapse(name: str, analysis: Analysis) -> dict[str, bool]:
-    arm = analysis.arm(name)
+    most = analysis.judge == "paired" and verdicts.mostly_collapsed(analysis.arm(name))
     is_one = verdicts.found_of(name, analysis) is Verdict.COLLAPSE
-    most = arm.collapsed > verdicts.MOSTLY * arm.ended and analysis.judge == "paired"
     return {"collapses": False} if most and not is_one else {}
 
 

@@ -332,11 +332,15 @@ def found_of(name: str, analysis: Analysis) -> Verdict | None:
     return comparison and comparison.verdict
 
 
+def mostly_collapsed(arm: ArmResult) -> bool:
+    return arm.collapsed > MOSTLY * arm.ended
+
+
 def _collapses(name: str, analysis: Analysis) -> bool:
     """Whether most of its runs did, if they are enough, it is not better than its reference, and
     that collapses less often."""
     arm, comparison = analysis.arm(name), analysis.decisive.get(name)
-    if arm.collapsed <= MOSTLY * arm.ended or arm.ended < min(MIN_SEEDS, len(arm.runs)):
+    if not mostly_collapsed(arm) or arm.ended < min(MIN_SEEDS, len(arm.runs)):
         return False
     if comparison is None:
         return True
