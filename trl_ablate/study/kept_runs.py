@@ -48,6 +48,9 @@ COARSE = {
 SAME = b"same"
 """Metadata of the table: columns that are equal to another one, which alone is written."""
 
+FEW_VALUES = 512
+"""Up to how many values a column is written as a dictionary of them."""
+
 TEXTS = ("run", "settings", "record")
 """The columns that are text; all others are metrics."""
 
@@ -82,7 +85,8 @@ def keep(study: StudyRuns, file: Path) -> int:
                     found = before.get(run_id, found)
                 runs[run_id] = replace(found, rows=_rows_of(plan, position, found.rows))
     table, part = _once(_table(runs)), part_of(file)
-    fine = [f.name for f in table.schema if f.type == "float" and not _digits(f.name)]
+    floats = [field.name for field in table.schema if field.type == "float"]
+    fine = [name for name in floats if len(table[name].unique()) > FEW_VALUES]
     others = list(set(table.column_names) - set(fine))
     how: Any = {
         "use_dictionary": others, "use_byte_stream_split": fine,  # a quarter smaller

@@ -21,7 +21,7 @@ from trl_ablate.study.report.curves import Run
 from trl_ablate.study.report.document import Picture
 from trl_ablate.study.report.tuned import TunedRuns
 
-LABEL_SIZE, INCHES_PER_LETTER = 8.5, 0.074
+LABEL_SIZE, LABEL_INCHES, INCHES_PER_LETTER = 8.5, 12 / 72, 0.074
 LEADER_INCHES = 0.18
 SMOOTHED_POINTS = 25
 """A noisy metric is averaged so that about this many independent points are left."""
@@ -93,7 +93,7 @@ def label_ends(
         return
     low, high = axes.get_ylim()
     box = np.asarray(axes.get_window_extent().size) / axes.figure.dpi
-    spacing = (high - low) * (LABEL_SIZE + 3.5) / 72 / box[1]
+    spacing = (high - low) * LABEL_INCHES / box[1]
     names = sorted(ends, key=lambda name: ends[name][1])
     places = spread([ends[name][1] for name in names], spacing, low, high)
     start, end = axes.get_xlim()
@@ -155,14 +155,18 @@ def draw_curves(
     watched = {name: lines for name, lines in watched.items() if lines}
     cost, costly = axis_of_cost(analysis.runs, metric)
     paid, styles = _lines(arms, metric, cost=cost), looks(list(arms))
+    others: dict[str, list[Run]] = {}
+    for run in published:
+        if metric in run.series:
+            others.setdefault(run.arm, []).append(run)
     with matplotlib.rc_context(STYLE):
-        rows = [TOP_HEIGHT] + [SMALL_HEIGHT] * bool(watched) + [TOP_HEIGHT] * bool(published)
+        rows = [_height(arms)] + [SMALL_HEIGHT] * bool(watched) + [_height(others)] * bool(others)
         place, bottoms = sum(rows) + len(rows) * (TITLE_SPACE + AXIS_SPACE), list[float]()
         figure = Figure((WIDTH, place), dpi=DPI)
         for height in rows:
             bottoms.append(place - (TITLE_SPACE + height))
             place = bottoms[-1] - AXIS_SPACE
-        left, *right = _row(figure, bottoms[0], TOP_HEIGHT, 1 + bool(paid), labels=arms)
+        left, *right = _row(figure, bottoms[0], rows[0], 1 + bool(paid), labels=arms)
         note = "  (a cross marks a collapse)" * _mark_collapses(left, analysis, styles)
         _panel(left, _lines(arms, metric), styles, metric + note, unit, heavy=True, labelled=True)
         for axes in right:
@@ -175,12 +179,8 @@ def draw_curves(
             if means.min() > 0 and means.max() / means.min() > LOG_SCALE_RANGE:
                 axes.set_yscale("log")
             _panel(axes, lines, styles, WATCHED[name], unit, width=1.3, bands=BANDS_IN_SMALL_PANELS)
-        if published:
-            others: dict[str, list[Run]] = {}
-            for run in published:
-                if metric in run.series:
-                    others.setdefault(run.arm, []).append(run)
-            (axes,) = _row(figure, bottoms[-1], TOP_HEIGHT, 1, labels=others)
+        if others:
+            (axes,) = _row(figure, bottoms[-1], rows[-1], 1, labels=others)
             text, lines = f"{metric}, published curves", _lines(others, metric)
             styles = looks(list(others))
             _panel(axes, lines, styles, text, "steps", bands=len(others), labelled=True)
@@ -212,9 +212,10 @@ def _panel(
                   marker="o" if len(x) == 1 else None)  # fmt: skip
     axes.set_xlabel(unit)
     title(axes, text)
+    first = min((line.x[0] / scale for line in lines.values()), default=0)
     longest = max((line.x[-1] / scale for line in lines.values()), default=0)
     if longest > 0:
-        axes.set_xlim(0, longest * 1.01)
+        axes.set_xlim(first if longest / 2 < first < longest else 0, longest * 1.01)
     if labelled:
         ends = {name: (line.x[-1], line.mean[-1]) for name, line in lines.items()}
         label_ends(axes, ends, styles)
@@ -231,6 +232,11 @@ def _mark_collapses(axes: Axes, analysis: Analysis, styles: Mapping[str, Look]) 
         axes.plot([at], [series.values[series.steps.index(at)]], marker="X", markersize=7,
                   zorder=5, color=styles[name][0], markeredgecolor="white")  # fmt: skip
     return bool(found)
+
+
+def _height(labels: Collection[str]) -> float:
+    """Of a panel in inches, in which all labels have their place."""
+    return max(TOP_HEIGHT, len(labels) * LABEL_INCHES)
 
 
 def _row(
