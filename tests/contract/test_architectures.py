@@ -156,7 +156,7 @@ def test_what_is_done_to_rows_is_exact(model_type):
     ("change", "model_type", "listed"),
     [
         *((of_moving, name, RELATIVE) for name in ("gpt2", "xglm", "biogpt")),  # count columns
-        *((of_packing, name, PACKABLE) for name in ("mamba", "opt", "bloom", "llama4_text")),
+        *((of_packing, name, PACKABLE) for name in ("mamba", "opt", "bloom")),
         *((of_sharing, name, ()) for name in sorted(NOT_SHAREABLE)),
     ],
 )

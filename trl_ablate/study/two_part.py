@@ -37,7 +37,7 @@ SHARES_PART = 0.2
 """Of the level: what the shares get."""
 FEWEST, DOUBTFUL = 8, 0.2
 """Successes of each arm from which on means are compared; and no arm is equivalent whose share of
-successes differs with a p-value below this."""
+successes differs with a p-value of this or below."""
 
 
 @dataclass(frozen=True)

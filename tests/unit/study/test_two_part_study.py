@@ -125,7 +125,7 @@ def test_the_last_third_and_the_noise_of_its_evaluations():
     assert run.outcome(METRIC).last_third == pytest.approx((0.6 / 2 + 0.8 + 1.0 + 0.8 / 2) / 3)
     errors = replace(run.series[METRIC], values=[0.5] * 7 + [0.02] * 4)
     run.series[f"{METRIC}_stderr"] = errors
-    assert run.noise(METRIC, "last_third") == pytest.approx(0.02 / 2)
+    assert run.noise(METRIC, "last_third") == pytest.approx(0.02 * 2.5**0.5 / 3)
     assert run.noise(METRIC, "final") == 0.02
     stopped = flat_run("a", 0, [0.0, 0.5, 0.4])
     stopped.planned_steps = 9.0

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trl_ablate.metrics import ENTROPY, GENERATED_TOKENS, GRAD_NORM, LENGTH, stderr_of
 from trl_ablate.run.logged import Series, read_series
 from trl_ablate.study.definition import Statistic
@@ -103,13 +105,15 @@ class Run:
 
     def noise(self, metric: str, statistic: Statistic) -> float:
         """The standard error that evaluation gives to a summary: of the last evaluation, or of the
-        mean over those that it uses; 0 if no errors are logged."""
-        errors = self.series.get(stderr_of(metric))
+        area under those that it uses; 0 if no errors are logged."""
+        errors, until = self.series.get(stderr_of(metric)), self.planned_steps
         if errors is None or not errors.values:
             return 0.0
-        used = {"auc": errors, "last_third": _last_third(errors, self.planned_steps)}
-        values = used[statistic].values if statistic in used else errors.values[-1:]
-        return math.sqrt(sum(error**2 for error in values)) / len(values)
+        if statistic not in ("auc", "last_third"):
+            return errors.values[-1]
+        used = errors if statistic == "auc" else _last_third(errors, until)
+        alone = np.diag(used.values).tolist()  # an error at one evaluation, none at the others
+        return math.hypot(*(area(Series(used.steps, values), until) for values in alone))
 
     def outcome(self, metric: str) -> Summary | None:
         """The summary of a run that counts; None for one that failed or goes on."""
