@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
 from trl import GRPOTrainer
 from trl.import_utils import is_vllm_available
 
@@ -116,7 +115,7 @@ def _build(name: str, model: str, rewards: Any, load: Step) -> GRPOTrainer:
         model=model,
         reward_funcs=rewards,
         train_dataset=to_prompts(load_questions(task, "train"), task),
-        processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
+        processing_class=synthetic.tokenizer_of(model),
     )
 
 
@@ -178,5 +177,5 @@ def _evaluator(size: int | None, reward: Callable, dataset: Any, *, top_k: int =
         reward_funcs=reward,
         train_dataset=dataset,
         eval_dataset=dataset,
-        processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
+        processing_class=synthetic.tokenizer_of(model),
     )

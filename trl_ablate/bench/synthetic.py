@@ -27,6 +27,7 @@ from trl_ablate import miniature
 from trl_ablate.bench.modes import OfLengths, OfModel
 from trl_ablate.data.row_files import read_file
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.training.models import one_sentence
 
 Value = TypeVar("Value")
 
@@ -47,6 +48,10 @@ def random_model(
     shape: str, tokenizer: PreTrainedTokenizerBase, vocabulary: int | None = None
 ) -> PreTrainedModel:
     """A Qwen2 of this shape with random weights; None: its own vocabulary, or the tokenizer's."""
+    if vocabulary is not None and vocabulary < len(tokenizer):
+        raise ConfigurationError(
+            f"--vocabulary is {vocabulary}; give at least the {len(tokenizer)} of the tokenizer"
+        )
     words = {} if vocabulary is None else {"vocab_size": vocabulary}
     sizes: dict[str, Any] = {"vocab_size": len(tokenizer), **SHAPES[shape], **words}
     return Qwen2ForCausalLM(
@@ -69,8 +74,16 @@ def model_and_tokenizer(
     if name is None:
         tokenizer = miniature.tokenizer()
         return random_model(asked.model_shape, tokenizer, vocabulary), tokenizer
-    model = AutoModelForCausalLM.from_pretrained(name, dtype="float32")
-    return model, AutoTokenizer.from_pretrained(name, padding_side="left")
+    return loaded(AutoModelForCausalLM, name, dtype="float32"), tokenizer_of(name)
+
+
+def tokenizer_of(name: str) -> PreTrainedTokenizerBase:
+    return loaded(AutoTokenizer, name, padding_side="left")
+
+
+def loaded(kind: Any, name: str, **how: Any) -> Any:
+    with one_sentence(f"model '{name}'", "give --model_name_or_path a folder or a Hub id"):
+        return kind.from_pretrained(name, **how)
 
 
 def lengths(asked: OfLengths) -> list[int]:

@@ -92,6 +92,10 @@ def lengths_asked(asked: Train, processes: int) -> list[int]:
             f"{asked.lengths} has {len(recorded)} lengths, and a step takes a multiple of {least}; "
             "record more, or lower --group or --microbatch"
         )
+    if min(recorded) < 1:
+        raise ConfigurationError(
+            f"{asked.lengths} has the length {min(recorded)}; give lengths of at least 1"
+        )
     return recorded[: len(recorded) // least * least]
 
 

@@ -63,8 +63,10 @@ def _on_paper(resolved: "Resolved") -> list["Finding"]:
         sentence = f"does not fit: {answer.problems[0]}; see `trl-ablate plan`"
         return [Finding("memory (estimate)", sentence, "change what `trl-ablate plan` proposes")]
     needed = max(sum(answer.bytes_training.values()), sum(answer.bytes_rollout.values())) / GIB
+    card = answer.setup.gpu
+    where = answer.gpu.source.split(";")[0] if card.startswith("cpu") else card
     sentence = (
         f"{needed:.1f} GiB of memory, {answer.step:.0f} s a step, {answer.run / 60:.0f} min on "
-        f"{answer.gpu.source.split(';')[0]}, otherwise idle; see `trl-ablate plan`"
+        f"{where}, otherwise idle; see `trl-ablate plan`"
     )
     return [Finding("estimate", sentence)]

@@ -50,7 +50,7 @@ SETTINGS = ("dataset", "num_generations_eval", "eval_temperature", "eval_top_p")
         option("--recipe", help="path or shipped name; default: the run's recipe, or grpo"),
         option(
             "--profile", default="auto",
-            help="of the recipe: h100, rtx4090, miniature, auto, a path",
+            help="of the recipe, as for `train`; default: auto",
         ),
     ),
     group(

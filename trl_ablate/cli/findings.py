@@ -22,7 +22,12 @@ from trl_ablate.recipe.places import PACKAGE, SHIPPED
 
 @command(
     option("list", metavar="LIST", nargs="?", type=Path, help="a findings.yaml"),
-    option("--runs", metavar="FOLDER", type=Path, help="first write the reports of these runs"),
+    option(
+        "--runs",
+        metavar="FOLDER",
+        type=Path,
+        help="first write the reports of these runs, and keep the runs beside them",
+    ),
     stopped="the pages were not written",
 )
 def main(options: argparse.Namespace) -> None:

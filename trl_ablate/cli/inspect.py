@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from trl_ablate.cli.ending import DONE, FAILED
-from trl_ablate.cli.parsing import check_writable, command, flag, option
+from trl_ablate.cli.parsing import check_picture, command, flag, option
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError, nearest
 from trl_ablate.guard.arguments import GuardArguments
@@ -68,7 +68,7 @@ def main(options: Namespace) -> int:
             f"--run is '{options.run}', but the log has the runs {', '.join(names)[:300]}"
             f"{nearest(options.run, names)}"
         )
-    check_picture(options, logs)
+    check_drawn(options, logs)
     places = [Path(options.path, logs[0].name), Path(options.path)] if len(logs) == 1 else []
     beside = next(filter(Path.exists, places), None)
     fired = [show(log, replay(log.rows, arguments), beside) for log in logs]
@@ -77,13 +77,11 @@ def main(options: Namespace) -> int:
     return FAILED if any(one.alerts for one in fired) else DONE
 
 
-def check_picture(options: Namespace, logs: list[Log]) -> None:
+def check_drawn(options: Namespace, logs: list[Log]) -> None:
     file: Path | None = options.picture
     if file is None:
         return
-    check_writable("--picture", file)
-    if file.suffix.lower() not in ("", ".png"):
-        raise ConfigurationError(f"--picture {file} is a PNG; call it {file.with_suffix('.png')}")
+    check_picture("--picture", file)
     if len(logs) > 1:
         raise ConfigurationError(
             f"--picture draws one run, but the log has {len(logs)}; choose one with --run"
@@ -103,9 +101,10 @@ def show(log: Log, found: Replay, beside: Path | None = None) -> Replay:
     for metric in CURVES:
         values = [row[metric] for row in log.rows if row.get(metric) is not None]
         if values:
+            known = [value for value in values if not math.isnan(value)] or values
             console.print(
                 f"  {metric}: first {values[0]:.3g}, last {values[-1]:.3g}, lowest "
-                f"{min(values):.3g}, highest {max(values):.3g}\n  {bars(values)}"
+                f"{min(known):.3g}, highest {max(known):.3g}\n  {bars(values)}"
             )
     shown = partial(evidence, path=beside) if beside else lambda alert: ()
     for sentence in verdict(log.rows, found, shown):

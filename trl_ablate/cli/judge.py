@@ -29,7 +29,10 @@ from trl_ablate.cli.terminal import console, show_document
     option("--seed", metavar="COLUMN", help="column of tables that has the seed"),
     option("--group", metavar="COLUMN", help="column that has the group; 'file': a file each"),
     option("--names", metavar="REGEX", help="arm, seed and group in the runs' names"),
-    option("--base", type=a_number, help="outcome before training; default: that at step 0"),
+    option(
+        "--base", type=a_number,
+        help="outcome before training; default: that at step 0, or else 0",
+    ),
     option(
         "--threshold", type=a_number,
         help="outcome from which on a run succeeds; default: the base and half of what the median "

@@ -9,6 +9,7 @@ examples:
 """
 
 import argparse
+import shlex
 from pathlib import Path
 
 from trl_ablate.cli.parsing import RUNS, check_writable, command, flag, option
@@ -23,7 +24,10 @@ from trl_ablate.cli.terminal import console
     ),
     RUNS,
     option("--profile", help="profile to use instead of the study's own"),
-    option("--out", metavar="FILE", type=Path, default=Path("LEVERAGE.md"), help="page to write"),
+    option(
+        "--out", metavar="FILE", type=Path, default=Path("LEVERAGE.md"),
+        help="page to write; default: LEVERAGE.md",
+    ),
     flag("--keep_runs", "keep the finished runs beside the study, as `findings --runs` does"),
     stopped="the page was not written",
 )  # fmt: skip
@@ -36,7 +40,8 @@ def main(options: argparse.Namespace) -> None:
 
     check_writable("--out", options.out)
     runs = known(options.study, options.runs, options.profile)
-    command = f"trl-ablate study run {options.study}; trl-ablate leverage {options.study}"
+    study = shlex.quote(options.study)
+    command = f"trl-ablate study run {study}; trl-ablate leverage {study}"
     page = leverage_page(runs.plan, planned_runs(runs.plan, runs.store), command)
     options.out.write_text(write_markdown(page), encoding="utf-8")
     if options.keep_runs:

@@ -14,7 +14,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from trl_ablate.cli.parsing import check_writable, command, option
+from trl_ablate.cli.parsing import check_picture, command, option
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 
@@ -22,14 +22,18 @@ from trl_ablate.errors import ConfigurationError
 @command(
     option("runs", metavar="RUN", nargs="+", help="a run's folder, or TITLE=FOLDER"),
     option(
-        "--out", metavar="FILE", type=Path, default=Path("mechanism.png"), help="picture to write"
+        "--out",
+        metavar="FILE",
+        type=Path,
+        default=Path("mechanism.png"),
+        help="picture to write; default: mechanism.png",
     ),
 )
 def main(options: argparse.Namespace) -> None:
     from trl_ablate.run.directory import RunDirectory
     from trl_ablate.study.report.answer_styles import draw_mechanism
 
-    check_writable("--out", options.out)
+    check_picture("--out", options.out)
     rows, titled = {}, [title_and_folder(given) for given in options.runs]
     titles = Counter(title for title, _ in titled)
     for title, folder in titled:
@@ -46,4 +50,4 @@ def title_and_folder(given: str) -> tuple[str, Path]:
     words = given.split("=")
     ends = ["=".join(words[start:]) for start in range(len(words))]
     end = next(filter(os.path.isdir, ends), ends[-1])
-    return given[: -len(end)].removesuffix("=") or Path(end).name, Path(end)
+    return given[: -len(end)].removesuffix("=") or Path(os.path.abspath(end)).name, Path(end)

@@ -82,8 +82,9 @@ def group(title: str, *options: Option, exclusive: bool = False) -> Option:
 
 
 PROFILE = option(
-    "--profile", default="auto", help="h100, rtx4090, miniature, auto (default), or a path"
-)
+    "--profile", default="auto",
+    help="h100, rtx4090, smollm2, smollm2-gpu, miniature, miniature-sums, a path; default: auto",
+)  # fmt: skip
 """Of the commands that resolve a recipe for a machine."""
 RUNS = option(
     "--runs", metavar="FOLDER", type=Path, default=Path("runs"),
@@ -104,6 +105,12 @@ def check_writable(name: str, file: Path | None) -> None:
         raise ConfigurationError(
             f"there is no permission to write {name} {file}; give a file in another folder"
         )
+
+
+def check_picture(name: str, file: Path) -> None:
+    check_writable(name, file)
+    if file.suffix.lower() not in ("", ".png"):
+        raise ConfigurationError(f"{name} {file} is a PNG; call it {file.with_suffix('.png')}")
 
 
 class Parser(argparse.ArgumentParser):

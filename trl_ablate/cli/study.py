@@ -300,9 +300,14 @@ def restore(options: argparse.Namespace) -> None:
 
 @subcommand(
     "Write REPORT.md, report.html, report.json, pictures, runs.csv.",
-    option("--curves", metavar="CSV", type=Path, help="report a CSV of any curves instead"),
+    option(
+        "--curves",
+        metavar="FILE",
+        type=Path,
+        help="report any curves instead, from a file that `judge` reads",
+    ),
     option("--metric", help="primary metric of --curves; default: eval_reward"),
-    option("--reference", metavar="CSV", type=Path, help="CSV of published curves to draw as well"),
+    option("--reference", metavar="FILE", type=Path, help="published curves to draw as well"),
     option(
         "--out", metavar="FOLDER", type=Path, help="folder to write to; default: the study's own"
     ),
@@ -355,4 +360,5 @@ def clean(options: argparse.Namespace) -> None:
         for path in rubbish.paths:
             console.print(f"{'kept (in use, or done by now)' if kept else words} {path}")
         size += 0 if kept else rubbish.bytes
-    console.print(f"{size / 2**30:.2f} GiB" + ("" if options.yes else "; add --yes to remove it"))
+    asked = "; add --yes to remove it" * bool(found and not options.yes)
+    console.print(f"{size / 2**30:.2f} GiB{asked}")

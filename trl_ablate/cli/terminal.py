@@ -27,14 +27,16 @@ console = SafeConsole(soft_wrap=True)
 
 @contextmanager
 def outlive_the_reader() -> Iterator[None]:
-    """Drop output whose reader has closed it, as in `… | head -1`, instead of raising an error."""
+    """Drop output whose reader has closed it, as in `… | head -1`, or which has
+    nowhere to go, as in `… >&-`, instead of raising an error."""
     out, err = sys.stdout, sys.stderr
-    lasting: Any = (_Lasting(out), _Lasting(err))
-    sys.stdout, sys.stderr = lasting
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = out, err
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        lasting: Any = (_Lasting(out or nowhere), _Lasting(err or nowhere))
+        sys.stdout, sys.stderr = lasting
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = out, err
 
 
 class _Lasting:

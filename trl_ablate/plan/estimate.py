@@ -312,7 +312,7 @@ class Estimate:
             {"eval_batch": max(1, setup.rollouts // setup.gpus)},
             {"microbatch": 1},
             {"checkpointing": True},
-            {"engine_share": min(0.9, setup.engine_share + 0.2)},
+            {"engine_share": round(min(0.9, setup.engine_share + 0.2), 4)},
             {"optimizer": "adamw_8bit"},
             {"lora_rank": 16},
             {**less, "optimizer": "adamw_8bit"},

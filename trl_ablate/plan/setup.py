@@ -38,7 +38,7 @@ class Setup:
     mean_length: int = assumed(343, "mean length of a completion")
     max_length: int = assumed(1024, "longest completion; a batch of this size has one")
     spread: float = assumed(0.55, "variance of the lengths over the square of their mean", 0)
-    optimizer_steps: int = assumed(1, "optimizer steps per rollout batch")
+    optimizer_steps: int = assumed(1, "optimizer steps per pass over a rollout batch")
     epochs: int = assumed(1, "passes over a rollout batch")
 
     steps: int = assumed(200, "rollout batches of the run")
@@ -97,6 +97,8 @@ def check(setup: Setup) -> None:
             raise ConfigurationError(f"{name} is {value:g}; give a share above 0 and at most 1")
         if least is not None and not least <= value < float("inf"):
             raise ConfigurationError(f"{name} is {value:g}; give a number of at least {least}")
+    if setup.padding_left >= 1:
+        raise ConfigurationError(f"padding_left is {setup.padding_left:g}; give a share below 1")
     if setup.max_length < setup.mean_length:
         raise ConfigurationError(
             f"max_length {setup.max_length} is below mean_length {setup.mean_length}; raise it, or "

@@ -123,6 +123,7 @@ MODELS = {
 KEYS = (
     "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size",
 )  # fmt: skip
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def shape_of(name: str) -> Shape:
@@ -137,13 +138,15 @@ def shape_of(name: str) -> Shape:
             "of them"
         )
     config = read_object(file)
-    wrong = [key for key in KEYS if type(config.get(key)) is not int or config[key] < 1]
+    sizes = {key: config.get(key) for key in KEYS}
+    sizes |= {key: config[key] for key in ("num_key_value_heads", "head_dim") if config.get(key)}
+    wrong = [key for key, size in sizes.items() if type(size) is not int or size < 1]
     if wrong:
         raise ConfigurationError(
             f"{file} has no whole number for {wrong[0]}; give the config.json of a decoder such as "
             "Qwen2 or Llama"
         )
-    if config.get("num_experts") or config.get("num_local_experts"):
+    if any(map(config.get, EXPERTS)):
         raise ConfigurationError(
             f"{file} is of a mixture of experts, which is not estimated; give a dense decoder"
         )

@@ -308,7 +308,7 @@ def _with_candidates(study: Study, tune: Mapping[str, Any], what: str) -> Study:
 def _looks_and_seeds(
     given: list[int] | dict[str, Any], what: str
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The looks, if any, and the seeds: with looks, 0, 1, 2, ..., as many as at the last one."""
+    """The looks, if any, and the seeds: with looks, as many as at the last one, from `first` on."""
     if isinstance(given, list):
         return (), _seeds(given, what)
     known = checked(given, {"looks": list[int], "first": int}, what)

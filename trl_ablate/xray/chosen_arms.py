@@ -20,7 +20,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.overrides import read_overrides
 from trl_ablate.recipe.places import shipped_studies, study_path
 from trl_ablate.recipe.resolving import Resolved, load_recipe
-from trl_ablate.recipe.strict import nearest
+from trl_ablate.recipe.strict import nearest, read_mapping
 from trl_ablate.settings import Role
 from trl_ablate.study.definition import load_study
 from trl_ablate.study.planned import without_place
@@ -32,6 +32,7 @@ SAME: dict[str, tuple[Role, ...]] = {
     "generates differently": ("generation",),
 }
 """Why an arm is out of reach -> the roles of the settings in which it differs."""
+OF_A_STUDY = {"question", "arms", "seeds"}
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,8 @@ def _of_study(word: str, profile: str | None, settings: Mapping[str, Any]) -> li
     """The arms of a study; empty if the word is no study. Of arms that it tunes, the candidate with
     the middle value stands for all of them."""
     path = Path(word)
-    is_file = (path / "study.yaml").is_file() or (path.is_file() and path.name == "study.yaml")
-    if not (is_file or word in shipped_studies()):
+    is_file = path.is_file() and OF_A_STUDY & read_mapping(path, "recipe").keys()
+    if not (is_file or (path / "study.yaml").is_file() or word in shipped_studies()):
         return []
     study = load_study(study_path(word))
     shown = {arm.name: arm.name for arm in study.arms}

@@ -5,6 +5,7 @@ the batch, if the run saved whole batches (`num_rollouts_saved` at least the rol
 tokens are those of the text, encoded again; rewards are computed again, as for new rollouts.
 """
 
+import hashlib
 import itertools
 import random
 from pathlib import Path
@@ -82,7 +83,14 @@ def about_rollouts(
     files = sorted(point.checkpoint.glob("*.safetensors")) if point.checkpoint else []
     weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     about |= {"seed": seed, "weights": key_of({"files": weights})}
-    return about | ({"recorded": str(given)} if given else {})
+    return about | ({"recorded": _recorded(given)} if given else {})
+
+
+def _recorded(given: Path) -> str:
+    """Path and digest of given rollouts, which may have been replaced since."""
+    files = sorted(given.glob("*.npz")) or [given]
+    content = b"".join(file.read_bytes() for file in files if file.is_file())
+    return f"{given} {hashlib.sha256(content).hexdigest()[:8]}"
 
 
 def questions_of(resolved: Resolved, batches: int, seed: int) -> list[dict[str, Any]]:

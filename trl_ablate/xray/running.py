@@ -248,6 +248,8 @@ def _check(
             raise ConfigurationError(
                 f"the checkpoint {checkpoint} does not exist; give a checkpoint-N folder of a run"
             )
+    if rollouts is not None and not rollouts.exists():
+        raise ConfigurationError(f"--rollouts {rollouts} does not exist; check the path")
     if rollouts is not None and len(checkpoints) > 1:
         raise ConfigurationError(
             "--rollouts are those of one checkpoint, and several are given; give one"

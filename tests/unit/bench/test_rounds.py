@@ -144,6 +144,22 @@ def test_no_mean_is_above_the_cap():
         step_time.bench(Step(world="words"))
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("train --vocabulary 50", "--vocabulary is 50; give at least the "),
+        ("train --lengths {}/zero.json --rows 2 --group 2 --microbatch 2", "has the length 0"),
+        ("train --model_name_or_path {}", "could not be loaded"),
+        ("step --model_name_or_path {}", "could not be loaded"),
+    ],
+)
+def test_what_cannot_be_measured(tmp_path, capsys, words, sentence):
+    (tmp_path / "zero.json").write_text("[3, 0]")
+    assert main(words.format(tmp_path).split()) == 2
+    said = capsys.readouterr().err
+    assert sentence in said and said.count("\n") == 1
+
+
 def test_the_random_model_of_a_step_is_removed(monkeypatch):
     """One of 1.5 B parameters takes 6 GiB of the disk."""
     monkeypatch.setitem(synthetic.SHAPES, "qwen2.5-math-1.5b", synthetic.SHAPES["miniature"])

@@ -178,6 +178,7 @@ def test_doctor_says_whether_a_recipe_can_run_here(
     for looked_at in ("torch", "Python", "GPU", "GiB free", "Hub token"):
         assert looked_at in printed.out
     assert ("estimate" in printed.out) == ("h100" in words)  # which `plan` knows
+    assert ("min on h100" in printed.out) == (words[-1:] == ["h100"])
     assert not (tmp_path / "run").exists()
 
 

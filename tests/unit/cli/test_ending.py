@@ -135,3 +135,10 @@ def test_a_full_disk_behind_standard_output_is_one_sentence(tmp_path):
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1
     assert said.startswith("error: the disk is full") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(("words", "code"), [("recipes >&-", 0), ("tarin 2>&-", 2)])
+def test_a_command_whose_output_has_nowhere_to_go(words, code):
+    line = f"{sys.executable} -m trl_ablate {words}"
+    done = subprocess.run(line, shell=True, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, b"", b"")

@@ -106,6 +106,9 @@ def test_the_command_prints_rules_steps_reasons_and_curves(tmp_path, capsys):
     assert main([str(STOCK / "collapsing"), *words]) == 1
     shown = capsys.readouterr().out
     assert "step 31: no_variance" in shown and "reward (warn)" not in shown
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": NaN}\n{"step": 2, "reward": 1}')
+    main([str(tmp_path / "metrics.jsonl")])
+    assert "reward: first nan, last 1, lowest 1, highest 1" in capsys.readouterr().out
 
 
 def test_the_runs_of_a_project_are_inspected_one_by_one(tmp_path, capsys, monkeypatch):

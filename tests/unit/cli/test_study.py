@@ -143,11 +143,13 @@ def test_a_missing_extra_is_named_with_its_command(tmp_path, capsys, monkeypatch
 def test_clean_says_what_it_removes_and_counts_that_alone(tmp_path, capsys, monkeypatch):
     plan, store = make_plan({"a": {"top": 0.8}}), RunStore(tmp_path)
     monkeypatch.setattr(study, "known_runs", lambda options: StudyRuns(plan, store))
+    words = ["clean", "abl", "--runs", str(tmp_path)]
+    assert main(words) == 0 and capsys.readouterr().out == "0.00 GiB\n"
     used, *_ = (write_run(store, run, {}, iter([]), status="failed") for run in plan.arms[0].runs)
     (used.path / "checkpoint-5").mkdir()
     with (used.path / "checkpoint-5" / "model").open("wb") as file:
         file.truncate(2**30)
-    lock, words = store.lock(used.path.name), ["clean", "abl", "--runs", str(tmp_path)]
+    lock = store.lock(used.path.name)
 
     def said() -> str:
         assert main(words) == 0

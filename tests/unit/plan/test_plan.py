@@ -224,6 +224,8 @@ def test_an_engine_without_room_is_a_problem():
     engine = plan(Setup(model="32B", gpus=8, sharding="zero3", engine_share=0.5))
     assert "holds its weights and 0 tokens, not one row of 1174" in engine.problems[-1]
     assert engine.to_dict()["seconds_per_step"] is None
+    small = plan(Setup(gpu="l4", **{**SAVING, "engine_share": 0.1}))
+    assert small.changes == ["--engine_share 0.3"]
 
 
 def test_an_evaluation_in_batches_takes_as_many_times_its_longest_response():
@@ -238,6 +240,7 @@ def test_what_is_refused():
         ({"model": "9B"}, "'9B' is neither a known size .0.5B, 1B, 1.5B"),
         ({"mfu": 1.5}, "mfu is 1.5; give a share above 0 and at most 1"),
         ({"layer_ms": float("nan")}, "layer_ms is nan; give a number of at least 0"),
+        ({"padding_left": 1.0}, "padding_left is 1; give a share below 1"),
         ({"max_length": 100}, "max_length 100 is below mean_length 343; raise it, or lower mean"),
         ({"quantized": "4bit"}, "quantized 4bit is of frozen weights"),
         ({"sharding": "zero3"}, "zero3 shards over cards, and there is one"),
@@ -258,7 +261,10 @@ def test_a_config_json_is_read(tmp_path):
     assert shape_of(str(tmp_path)) == shape_of(str(file)) == MODELS["1.5B"]
     for change, sentence in (
         ({"hidden_size": "wide"}, "has no whole number for hidden_size"),
+        ({"num_key_value_heads": -2}, "has no whole number for num_key_value_heads"),
+        ({"head_dim": "64"}, "has no whole number for head_dim"),
         ({"num_experts": 8}, "is of a mixture of experts"),
+        ({"n_routed_experts": 64}, "is of a mixture of experts"),
     ):
         file.write_text(json.dumps({**config, **change}))
         with pytest.raises(ConfigurationError, match=sentence):

@@ -56,6 +56,8 @@ def test_the_command_draws_runs_and_refuses_those_without_answers(tmp_path, monk
     assert drawn != draw_mechanism({"a title": ROWS, "two": changed})
     assert mechanism.main(["bare"]) == mechanism.main(["none"]) == 2
     assert "run bare logged no rewards of answers; give runs that" in capsys.readouterr().err
+    assert mechanism.main(["one", "--out", "drawn.pdf"]) == 2
+    assert "--out drawn.pdf is a PNG; call it drawn.png" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -64,10 +66,11 @@ def test_the_command_draws_runs_and_refuses_those_without_answers(tmp_path, monk
         (["a/x-s0", "b/x-s0", "b/lr=1-s0"], ["a/x-s0", "b/x-s0", "lr=1-s0"]),
         (["t=a/x-s0", "t=b/x-s0"], ["a/x-s0", "b/x-s0"]),
         (["lr=1=b/lr=1-s0", "x-s0=a/x-s0"], ["lr=1", "x-s0"]),
+        (["b/x-s0/.."], ["b"]),
     ],
 )
 def test_every_run_has_a_title_of_its_own(tmp_path, monkeypatch, words, titles):
-    names = ("a/x-s0", "b/x-s0", "b/lr=1-s0")
+    names = ("b", "a/x-s0", "b/x-s0", "b/lr=1-s0")
     runs_in(tmp_path, monkeypatch, **dict.fromkeys(names, [{"step": 1}]))
     drawn = []
     monkeypatch.setattr(answer_styles, "draw_mechanism", lambda rows: drawn.extend(rows) or b"")

@@ -1,6 +1,7 @@
 """The arms of a study, what each is compared with, and the commands that show it."""
 
 import json
+import shutil
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -57,8 +58,9 @@ def test_of_tuned_arms_the_middle_value_stands_for_all():
     assert {arm.resolved.config.learning_rate for arm in arms} == {tuning.values[1] * scale}
 
 
-def test_the_arms_of_a_study_know_what_they_are_compared_with():
-    against = {arm.name: arm.against for arm in arms_of("chains")}
+def test_the_arms_of_a_study_know_what_they_are_compared_with(tmp_path):
+    file = shutil.copy(study_path("chains"), tmp_path / "mine.yaml")
+    against = {arm.name: arm.against for arm in arms_of(file)}
     assert against["no_baseline_constant"] == "no_baseline" and against["std_dev_off"] is None
 
 

@@ -70,6 +70,8 @@ def test_a_checkpoint_that_does_not_do(tiny_model, tmp_path):
         (empty, "holds no weights"),
     ):
         assert why in refused(small_xray(tiny_model), TWO, [checkpoint])
+    given = tmp_path / "5.jsonl"
+    assert "5.jsonl does not exist" in refused(small_xray(tiny_model), TWO, rollouts=given)
 
 
 @pytest.mark.slow
@@ -160,6 +162,8 @@ def test_rollouts_of_a_run_are_scored_and_compared(tiny_model, rows, tmp_path):
     assert stored.lengths_N.tolist() == [2, 2, 3, 12] * 4
     assert [ids[-1] for ids in stored.completion_ids[:2]] == [1, 27]  # <|end|> and "7"
     assert stored.rewards_NF[:4, 0].tolist() == [0, 0.5, 0, 0]
+    write_jsonl(tmp_path / "20.jsonl", rows[::-1])  # a later run of the same name
+    assert "were drawn with recorded" in refused(small_xray(tiny_model), LENGTHS, **given)
 
 
 @pytest.mark.parametrize(
