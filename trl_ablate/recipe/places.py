@@ -69,7 +69,8 @@ def own_profile(name: str, recipe: Path) -> str:
 def yaml_files(folder: Path) -> set[Path]:
     """The recipes in a folder, and the profiles below it."""
     places = (folder, folder / "profiles")
-    return {file for place in places for end in SUFFIXES for file in place.glob(f"*{end}")}
+    found = (file for place in places for end in SUFFIXES for file in place.glob(f"*{end}"))
+    return {*filter(Path.is_file, found)}  # an editor's lock is a broken link
 
 
 def is_shipped_base(recipe: Path) -> bool:

@@ -5,6 +5,8 @@
     metrics.jsonl            one object per logged step
     alerts.jsonl             alerts of the guard
     rollouts/                prompts and completions, one file per evaluated step
+    completions/             those of TRL, with log_completions
+    README.md                TRL's model card
     checkpoint-N/            TRL's checkpoints
     checkpoint_last/         the model at the end
     checkpoint_best/         the model of the best evaluation
@@ -58,6 +60,9 @@ RESERVE = 1 << 20
 """Its bytes."""
 
 Mode = Literal["new", "resume", "overwrite"]
+
+CARD = b"generated_from_trainer"
+"""A tag of TRL's model card, which is written with every numbered checkpoint."""
 
 _ROLLOUTS = re.compile(r"step_\d+\.jsonl")
 _UNFINISHED = re.compile(
@@ -155,6 +160,9 @@ class RunDirectory:
         parts += self.rollout_file(0).parent.glob(".step_*.jsonl.*")
         named = [self.run_file, self.config_file, self.alerts_file, *self.rollout_files(), *parts]
         named += [self.checkpoint_last, self.checkpoint_best, self.metrics_file]
+        named += self.path.glob("completions/completions_*.parquet")
+        cards = filter(Path.is_file, self.path.glob("README.md"))
+        named += [card for card in cards if CARD in card.read_bytes()]
         return [*filter(os.path.lexists, [*named, *self.checkpoints()])]
 
     def others(self) -> Iterator[Path]:

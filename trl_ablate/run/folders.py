@@ -22,13 +22,13 @@ def replace_folder(folder: Path) -> None:
     if folder.exists():
         os.replace(folder, old)
     os.replace(part, folder)
-    shutil.rmtree(old, ignore_errors=True)
+    _remove(old)
 
 
 def put_back(folder: Path) -> None:
     """After a kill: make the folder the old one or the new one; remove what is half made."""
     _restore(folder)
-    shutil.rmtree(part_of(folder), ignore_errors=True)
+    _remove(part_of(folder))
 
 
 def where_it_stands(folder: Path) -> Path:
@@ -45,6 +45,14 @@ def _restore(folder: Path) -> None:
     """Rename the former folder back if the path is empty; otherwise delete it."""
     old = _old_of(folder)
     if folder.exists():
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
     elif old.exists():
         os.replace(old, folder)
+
+
+def _remove(folder: Path) -> None:
+    """Of a link to a folder elsewhere, the link."""
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)

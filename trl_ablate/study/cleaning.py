@@ -40,8 +40,7 @@ def find_rubbish(
     for run in runs.plan.runs().values():
         state, directory = runs.states[run.id], store.directory(run.id)
         paths = [store.directory(probe_name(run)).path]
-        is_another = state.status == "to do" and state.record  # finished, with other settings
-        has_result = state.done or state.damaged or is_another
+        has_result = state.done or state.damaged or state.is_another
         leftover = state.status in ("interrupted", "failed", "to do") and not has_result
         if (leftover or (results and has_result)) and run.id not in shared:
             paths += [*written_by(directory), store.log(run.id)]

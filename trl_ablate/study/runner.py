@@ -2,7 +2,8 @@
 
 The runner stores no state of its own: it reads everything from the run directories. So it can be
 killed at any time and started again. A run that fails is retried, then left as failed, while the
-other runs continue. A run that is refused would be refused again, and is not retried.
+other runs continue. A run that is refused would be refused again, and is not retried; nor is one
+whose recipe was edited meanwhile.
 """
 
 import math
@@ -194,7 +195,6 @@ class Runner:
     def _take_in(self) -> None:
         """Handle the runs whose process has ended; their directory shows the result."""
         for active in [active for active in self._active if active.process.poll() is not None]:
-            self._active.remove(active)
             state = self._store.state_unlocked(active.run.id)
             if state.done:
                 self._end(active.run, self._outcome.done)
@@ -202,9 +202,10 @@ class Runner:
             else:
                 reason = state.reason if state.damaged else self._record_failure(active, state)
                 self._say(f"failed {describe(active.run)}: {reason}")
-                refused = active.process.poll() == REFUSED
-                attempt = self._attempts if refused else active.attempt
+                is_final = active.process.poll() == REFUSED or state.is_another
+                attempt = self._attempts if is_final else active.attempt
                 self._waiting.append((active.run, attempt + 1))
+            self._active.remove(active)
             active.lock.release()
 
     def _recorded_at(self, run_id: str) -> int | None:

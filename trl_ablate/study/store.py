@@ -50,6 +50,11 @@ class State:
         return self.status in DONE
 
     @property
+    def is_another(self) -> bool:
+        """Whether it is finished, but with other settings."""
+        return self.status == "to do" and bool(self.record)
+
+    @property
     def damaged(self) -> bool:
         """Whether its files cannot be read. It may have finished, so nothing replaces it."""
         return self.status == "failed" and not self.record
@@ -145,6 +150,7 @@ class RunStore:
         if changed == self._listed:
             return
         names = sorted(os.listdir(self.path)) if changed else []
+        names = [name for name in names if not name.startswith("._")]  # of macOS, beside a copy
         found = {match["name"]: match["id"] for match in map(FOLDER.fullmatch, names) if match}
         self._folders = {}
         for name, run_id in found.items():
@@ -198,7 +204,8 @@ class RunStore:
         if status not in DONE or reason in INTERRUPTED:
             return State("interrupted", reason, record)
         if is_another:
-            return State("to do", "its folder contains a run with other settings", record)
+            what = "its folder contains a run with other settings, of a recipe that was edited "
+            return State("to do", f"{what}meanwhile; start the study again", record)
         return State(status, reason, record)
 
     def _in_use(self, run_id: str) -> bool:

@@ -95,6 +95,7 @@ FOREIGN = {
     "another run/model.safetensors",
     "checkpoint-2.bak",
     "checkpoint-x",
+    "completions/model.safetensors",
     "rollouts/model.safetensors",
     "thesis.tex",
 }
@@ -110,9 +111,12 @@ def old(tmp_path) -> RunDirectory:
         run.alerts_file.write_text('{"step": 1}\n')
         run.write_rollouts(1, [{"prompt": "1+1"}])
         (run.rollout_file(2).parent / ".step_000002.jsonl.77").write_text("cut off by a kill")
-    for name in ("checkpoint-2", "checkpoint_last", "checkpoint_best", "another run", "rollouts"):
+    for name in ("checkpoint-2", "checkpoint_last", "checkpoint_best", "another run", "rollouts",
+                 "completions"):  # fmt: skip
         (run.path / name).mkdir(exist_ok=True)
         (run.path / name / "model.safetensors").write_text(name)
+    (run.path / "completions" / "completions_00001.parquet").write_text("of TRL")
+    (run.path / "README.md").write_text("---\ntags:\n- generated_from_trainer\n---\n")
     (run.path / "thesis.tex").write_text("precious")
     for name in ("checkpoint-2.bak", "checkpoint-x"):
         (run.path / name).write_text("mine")

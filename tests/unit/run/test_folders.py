@@ -67,6 +67,16 @@ def test_killed_at_each_point_one_of_them_is_whole(folder, steps):
     assert killed == (steps < 4), "the swap has another number of steps than is tried here"
 
 
+def test_a_link_to_a_folder_elsewhere_is_replaced_and_the_folder_stays(folder, tmp_path):
+    for name in ("first", "second"):
+        there = tmp_path.with_name(f"{tmp_path.name}-{name}")
+        folder.rename(there)
+        folder.symlink_to(there)
+        replace_folder(folder)
+        assert content(folder) == "new" and there.is_dir() and [*tmp_path.iterdir()] == [folder]
+        make_part(folder, "new")
+
+
 @pytest.mark.sample(8)
 @pytest.mark.parametrize(("first", "second"), [(a, b) for a in range(5) for b in range(6)])
 def test_killed_again_in_the_next_swap_one_of_them_is_whole(folder, first, second):

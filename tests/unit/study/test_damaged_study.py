@@ -44,6 +44,8 @@ def test_a_plan_that_cannot_be_read_is_made_anew(study, tmp_path):
     file = tmp_path / "made_up" / "study.yaml"
     file.parent.mkdir()
     file.write_text("question: Does it work?\narms: [grpo.yaml]\nseeds: [0, 1, 2]\n")
+    file.with_name("grpo.yaml").write_text("beta: 0.0\n")
+    file.with_name(".#grpo.yaml").symlink_to("somebody@host.12:34")  # Emacs is at work
     loaded, plans = load_study(file), study.store.plans
     save_plan(study.plan, loaded, plans)
     assert saved_plan(loaded, plans) == study.plan

@@ -3,14 +3,17 @@
 import os
 import signal
 from dataclasses import replace
+from errno import ENOSPC
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from tests.support.synthetic_study import make_plan, write_run
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.json_files import write_json
 from trl_ablate.run.termination import Terminated, Termination
 from trl_ablate.study import runner
@@ -70,6 +73,32 @@ def test_the_reason_is_that_of_this_attempt(tmp_path, is_new, reason):
     engine: Any = SimpleNamespace(start=start, slots=1, in_place=True)
     assert Runner(StudyRuns(plan, store), engine).run().failed == [run.id]
     assert store.state(run.id).reason == reason
+
+
+def test_a_run_with_other_settings_than_planned_is_not_tried_again(tmp_path):
+    """Its recipe was edited after the study was started."""
+    plan, store = make_plan({"a": {"top": 0.8}}, seeds=[0]), RunStore(tmp_path)
+    (run,) = plan.arms[0].runs
+    started: list[str] = []
+
+    def start(job, slot):
+        started.append(job.directory.name)
+        write_run(store, run, {"top": 0.7}, iter([]))
+        return SimpleNamespace(poll=lambda: 0)
+
+    engine: Any = SimpleNamespace(start=start, slots=1, in_place=True)
+    assert Runner(StudyRuns(plan, store), engine).run().failed == [run.id] and len(started) == 1
+    assert "other settings, of a recipe that was edited" in (store.state(run.id).reason or "")
+
+
+def test_a_full_disk_keeps_no_lock(tmp_path, monkeypatch):
+    plan, store = make_plan({"a": {"top": 0.8}}, seeds=[0]), RunStore(tmp_path)
+    process = SimpleNamespace(poll=lambda: 1, ask_to_end=lambda: None, end=lambda: None)
+    engine: Any = SimpleNamespace(start=lambda job, slot: process, slots=1, in_place=True)
+    monkeypatch.setattr(RunDirectory, "update", Mock(side_effect=OSError(ENOSPC, "full")))
+    with pytest.raises(OSError, match="full"):
+        Runner(StudyRuns(plan, store), engine).run()
+    assert store.lock(*plan.runs()).acquire()
 
 
 def test_a_run_that_is_elsewhere_is_collected_by_a_command_that_works(tmp_path):

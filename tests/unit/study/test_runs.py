@@ -74,13 +74,14 @@ def test_cleaning_keeps_files_of_the_user_in_a_run(tmp_path):
     study = StudyRuns(*write_study(tmp_path / "runs", ARMS))
     mine, whole, *_ = (study.store.directory(run).path for run in study.plan.runs())
     (mine / "checkpoint-10").mkdir()
-    kept = ("checkpoint-2.bak/model.safetensors", "thesis.tex", "rollouts/step_final.jsonl")
+    kept = ("checkpoint-2.bak/model.safetensors", "README.md", "rollouts/step_final.jsonl")
     for name in kept:
         (mine / name).parent.mkdir(exist_ok=True)
         (mine / name).write_text("mine")
     (rubbish,) = find_rubbish(study, checkpoints=True)
     assert rubbish.paths == (mine / "checkpoint-10",)
     (whole / ".running").touch()
+    (whole / "README.md").write_text("---\ntags:\n- generated_from_trainer\n---\n")
     for rubbish in find_rubbish(study, results=True):
         assert remove(rubbish, study.store)
     left = {str(path.relative_to(mine)) for path in mine.rglob("*") if path.is_file()}
@@ -93,6 +94,7 @@ def test_a_copy_of_a_run_is_refused_and_a_run_with_other_settings_kept(tmp_path)
     store.directory(first).write_config({"settings": {"top": 0.7}})
     assert find_rubbish(StudyRuns(plan, store)) == []
     store.path.joinpath(f".{first}.old").mkdir()  # left by a kill
+    store.path.joinpath(f"._a-{first}").touch()  # left by a copy on macOS
     assert store.directory(first).path.name == first
     store.path.joinpath(f"backup-{first}").mkdir()
     with pytest.raises(ConfigurationError, match=f"two folders of .*: {first} and backup-{first}"):

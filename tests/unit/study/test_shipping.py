@@ -5,14 +5,14 @@ That its folder is the old or the new one whenever a copy is cut off: `tests/uni
 
 from contextlib import nullcontext
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
-import httpx
 import pytest
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from packaging.requirements import Requirement
 
 from trl_ablate import miniature
@@ -22,6 +22,8 @@ from trl_ablate.run.directory import RunDirectory
 from trl_ablate.study.engines import PROGRAM, Job, shipping
 from trl_ablate.study.engines.hf_jobs import JobsEngine
 from trl_ablate.study.engines.shipping import DetachedProcess, copy_code, pack, requirements
+
+httpx = import_module(HTTPError.__module__)  # httpx2 from huggingface_hub 2 on
 
 
 def job(folder: Path) -> Job:
@@ -159,6 +161,30 @@ def test_what_travels_is_the_package_as_it_is_installed(tmp_path):
     for pattern in ("*.png", "*.pyc", "report.json"):
         assert not list(tmp_path.rglob(pattern))
     assert {"torch", "vllm"} <= {Requirement(line).name for line in requirements("vllm")}
+
+
+def test_the_lock_of_an_editor_is_not_sent(tmp_path, monkeypatch):
+    """Emacs keeps a broken link beside a file with changes."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / ".#losses.py").symlink_to("somebody@host.12:34")
+    monkeypatch.setattr(shipping, "CODE", {tmp_path / "code": "trl_ablate"})
+    copy_code(tmp_path / "sent")
+    assert [*(tmp_path / "sent").rglob("*")] == [tmp_path / "sent" / "trl_ablate"]
+    one = job(tmp_path)
+    (tmp_path / ".#grpo.yaml").symlink_to("somebody@host.12:34")
+    assert pack(one).files.keys() == {"recipes/grpo.yaml"}
+
+
+def test_the_worker_of_a_run_is_found_when_its_arm_was_renamed(tmp_path, monkeypatch):
+    ray = pytest.importorskip("trl_ablate.study.engines.ray", reason="ray is not installed")
+    monkeypatch.setattr(ray, "RayProcess", Mock())
+    monkeypatch.setattr(ray.ray, "remote", remote := Mock())
+    engine = ray.RayEngine.__new__(ray.RayEngine)
+    engine._needs, engine._checkpoints, one = {"CPU": 1}, False, job(tmp_path)
+    for directory in (one.directory, one.directory.with_name("renamed")):
+        engine.start(replace(one, directory=directory), 0)
+    first, second = (call.kwargs["name"] for call in remote().options.call_args_list)
+    assert first == second
 
 
 OWN = """

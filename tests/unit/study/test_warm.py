@@ -166,5 +166,17 @@ def test_the_local_engine_starts_another_server_where_one_is_of_no_use(tmp_path,
         second = server_of_a_run()
         assert second != first
         (tmp_path / "changed.py").touch()
+        (tmp_path / ".#changed.py").symlink_to("somebody@host.12:34")  # Emacs is at work
         monkeypatch.setattr(local, "PACKAGE", tmp_path)
         assert server_of_a_run() not in (first, second)
+
+
+def test_a_run_whose_server_is_killed_meanwhile_starts_cold(server, tmp_path, monkeypatch):
+    (tmp_path / "script.py").write_text("import sys; sys.exit(3)")
+    engine = LocalEngine(command=(sys.executable, str(tmp_path / "script.py")), warm=())
+    monkeypatch.setattr(engine, "_server_of", lambda modules: server)
+    os.kill(server.pid, signal.SIGKILL)
+    wait_for(lambda: not alive(server.pid))
+    with (tmp_path / "lock").open("w") as lock:
+        job = Job([], tmp_path / "run", tmp_path / "log", lock.fileno(), tmp_path / "away")
+        assert engine.start(job, 0).wait() == 3

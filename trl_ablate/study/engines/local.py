@@ -17,6 +17,7 @@ import time
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from trl_ablate.recipe.places import PACKAGE
 from trl_ablate.run.identity import cores
@@ -69,11 +70,10 @@ class LocalEngine:
         words = [*self._command[1:], *job.words, "--output_dir", str(job.directory)]
         with job.log.open("ab") as log:
             if self._imports is not None:
-                return LocalProcess(
-                    self._server_of(self._imports).start(
-                        interpret, words, stdout=log.fileno(), stderr=log.fileno(), keep=[job.lock]
-                    )
-                )
+                outputs = {"stdout": log.fileno(), "stderr": log.fileno()}
+                with suppress(ConnectionError):  # the server was killed: this run starts cold
+                    server = self._server_of(self._imports)
+                    return LocalProcess(server.start(interpret, words, **outputs, keep=[job.lock]))
             gpu = of_gpu(self._gpus[slot % len(self._gpus)]) if self._gpus else {}
             return LocalProcess(subprocess.Popen(
                 [self._command[0], *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -84,7 +84,8 @@ class LocalEngine:
     def _server_of(self, modules: Sequence[str]) -> ForkServer:
         """The fork server. It starts with the first run, and again if it was killed or the code has
         changed: a run's record describes the code on the disk. All slots share its environment."""
-        change = max(file.stat().st_mtime for file in PACKAGE.rglob("*.py"))
+        files = filter(Path.is_file, PACKAGE.rglob("*.py"))  # an editor's lock is a broken link
+        change = max(file.stat().st_mtime for file in files)
         if self._server is None or self._server.has_ended() or self._code != change:
             self._code = change
             environment = {**os.environ, **self._threads, "CUDA_VISIBLE_DEVICES": ""}

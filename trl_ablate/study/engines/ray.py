@@ -87,7 +87,7 @@ class RayEngine:
 
     def start(self, job: Job, slot: int) -> "RayProcess":
         worker = ray.remote(Worker).options(
-            name=hashlib.sha256(str(job.directory.resolve()).encode()).hexdigest(),
+            name=hashlib.sha256(str(job.log.resolve()).encode()).hexdigest(),  # not of the arm
             namespace="trl-ablate",
             get_if_exists=True,
             lifetime="detached",

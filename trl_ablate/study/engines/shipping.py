@@ -74,7 +74,9 @@ def copy_code(folder: Path) -> None:
     """Copy the code that a machine needs to train into a folder."""
     for source, name in CODE.items():
         ignored = shutil.ignore_patterns(*NOT_CODE)
-        shutil.copytree(source, folder / name, ignore=ignored, dirs_exist_ok=True)
+        shutil.copytree(
+            source, folder / name, ignore=ignored, dirs_exist_ok=True, ignore_dangling_symlinks=True
+        )
 
 
 def pack(job: Job) -> Bundle:
