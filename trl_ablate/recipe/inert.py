@@ -8,9 +8,12 @@ reported.
 from collections.abc import Collection
 from copy import copy
 
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from transformers.training_args import OptimizerNames
 from trl import ModelConfig
 
 from trl_ablate.config import SURROGATE_LOSS_TYPES, AblationConfig
+from trl_ablate.prompts.templates import TEMPLATES, is_own
 from trl_ablate.recipe.agreement import reward_names
 from trl_ablate.reward_specs import GYM_SCORE
 from trl_ablate.task import TaskArguments
@@ -19,7 +22,7 @@ Rule = tuple[bool, str, str]
 
 ON_POLICY = "fully on-policy: every ratio is 1"
 OF_EVALUATION = (
-    "num_generations_eval eval_sets eval_by eval_temperature eval_top_p evaluation eval_steps "
+    "num_generations_eval eval_sets eval_by eval_temperature eval_top_p evaluation eval_delay "
     "eval_on_start best_metric"
 )
 OF_THE_ENGINE = (
@@ -35,6 +38,7 @@ OF_BETA = (
     "kl_estimator kl_in use_bias_correction_kl sync_ref_model ref_model_mixup_alpha "
     "ref_model_sync_steps"
 )
+OF_ADAM = "adam_beta1 adam_beta2 adam_epsilon"
 OF_ADAPTIVE_ENTROPY = "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target"
 OF_ANY_LEVEL = ("reinforce", "one_sided", "geometric")
 OF_SAPO = "sapo_temperature_neg sapo_temperature_pos"
@@ -45,14 +49,13 @@ def inert_knobs(
     config: AblationConfig, task: TaskArguments, model: ModelConfig, given: Collection[str]
 ) -> dict[str, str]:
     """The settings among `given` that have no effect, each with the reason."""
-    adapters = " ".join(knob for knob in given if knob.startswith("lora_"))
+    adapters = " ".join(knob for knob in given if knob.startswith(("lora_", "use_rs", "use_dora")))
     rules = [
         *_objective_rules(config, task),
         *_row_rules(config),
         *_advantage_rules(config),
         *_reward_rules(config, task),
-        (config.eval_strategy == "no", OF_EVALUATION, "eval_strategy is 'no'"),
-        (config.save_strategy == "no", "save_steps save_total_limit", "save_strategy is 'no'"),
+        *_schedule_rules(config),
         *_generation_rules(config),
         (not model.use_peft, adapters, "use_peft is false"),
         (True, "hub_strategy hub_always_push", "a run is published once, after it has ended"),
@@ -60,6 +63,31 @@ def inert_knobs(
     return {
         knob: why for holds, knobs, why in rules if holds for knob in knobs.split() if knob in given
     }
+
+
+def _schedule_rules(config: AblationConfig) -> list[Rule]:
+    """Optimizer, learning rate, and how long, when and where it is evaluated and saved."""
+    evaluates = IntervalStrategy(config.eval_strategy).value
+    saves = SaveStrategy(config.save_strategy).value
+    optimizer, steps = OptimizerNames(config.optim).value, config.grpo_steps
+    no_adam = optimizer.startswith(("sgd", "adagrad", "adafactor", "rmsprop"))
+    other_steps = steps and config.max_steps != int(steps / config.grpo_steps_per_optimizer_step)
+    constant = "lr_scheduler_type is 'constant', without warm-up; constant_with_warmup has one"
+    return [
+        (evaluates == "no", OF_EVALUATION, "eval_strategy is 'no'"),
+        (evaluates != "steps", "eval_steps", f"eval_strategy is '{evaluates}'"),
+        (saves == "no", "save_total_limit", "save_strategy is 'no'"),
+        (saves != "steps", "save_steps", f"save_strategy is '{saves}'"),
+        (config.lr_scheduler_type == "constant", "warmup_steps", constant),
+        (no_adam, OF_ADAM, f"optim '{optimizer}' does not read it"),
+        (config.max_steps > 0, "num_train_epochs", f"the run ends after {config.max_steps} steps"),
+        (bool(other_steps), "grpo_steps", f"max_steps is {config.max_steps}"),
+        (
+            True,
+            "data_seed train_sampling_strategy label_smoothing_factor",
+            "GRPOTrainer never reads it",
+        ),
+    ]
 
 
 def _objective_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
@@ -100,6 +128,7 @@ def _objective_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
     weighted = on_policy and not config.corrects_sampler
     moved = "kl_in is 'reward': there is no KL term in the loss"
     no_log_ratio = f"{ON_POLICY}, so the log ratio of every token is 0"
+    no_sync = "sync_ref_model is false"
     return [
         (at_one, "epsilon epsilon_high", same),
         (at_one and not spread, "surrogate", same),
@@ -118,6 +147,7 @@ def _objective_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
         (loss_type != "sapo", OF_SAPO, "no sapo loss"),
         (weighted, OF_VESPO, f"{ON_POLICY}, and so is every weight"),
         (loss_type != "vespo", OF_VESPO, "no vespo loss"),
+        (not config.sync_ref_model, "ref_model_mixup_alpha ref_model_sync_steps", no_sync),
         (config.beta == 0, OF_BETA, "beta is 0: there is no KL term"),
         (config.kl_in == "reward", "use_bias_correction_kl", moved),
         (config.covariance_kl == 0, "covariance_share", "covariance_kl is 0"),
@@ -184,16 +214,20 @@ def _reward_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
         any(weight < 0 for weight in config.reward_weights or []),
     ))  # fmt: skip
     none_negative = config.baseline == "none" and not may_be_negative
-    in_workers = GYM_SCORE in named
     sets = [task, *map(task.evaluation_task, task.eval_sets or {})]
     paths = [{reward.path for reward in one.own_rewards} for one in sets]
+    in_workers = any(GYM_SCORE in of for of in paths)
     not_read = all(of and not {"answer", "format", GYM_SCORE} & of for of in paths)
     own_prompts = all(one.prompt_column is not None for one in sets)
+    of_messages = not is_own(task.template) and TEMPLATES[task.template].conversational
+    texts = not of_messages and task.system_prompt is None
+    texts = texts and all(one.prompt_column is None for one in sets)
+    compared = any(one.needs_answers for one in sets)
     no_resampling = f"group_filter is '{config.group_filter}', not 'resample'"
     placebo = f"placebo '{config.placebo}' takes the place of all rewards"
     one_reward = "there is one reward function, so nothing is left to act within its outcome"
     no_negative = "baseline is 'none' and no reward is negative, so no advantage is"
-    no_code = task.reward_funcs is None and not in_workers
+    no_code = not in_workers and all(one.reward_funcs is None for one in sets)
     here = task.reward_timeout is None and not in_workers
     no_timeout = "reward_timeout is null: functions run in this process"
     no_form = "reward_funcs names no reward that reads a template's format"
@@ -206,6 +240,8 @@ def _reward_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
         (no_code, "reward_timeout reward_workers", "reward_funcs names no function"),
         (here, "reward_workers", no_timeout),
         (not_read, "reward", no_form),
+        (not compared, "grader_timeout on_timeout", "reward_funcs names no reward that compares"),
+        (texts, "chat_template chat_template_kwargs", "prompts are texts, not messages"),
         (own_prompts, "system_prompt prompt_style", "prompt_column gives the whole prompt"),
     ]
 

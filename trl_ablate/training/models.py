@@ -62,6 +62,11 @@ def load_tokenizer(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:
         tokenizer.chat_template = _chat_template(resolved.task.chat_template)
     if resolved.task.tools or resolved.task.environment_factory:
         read_calls(tokenizer)
+    if tokenizer.eos_token_id is None:
+        raise ConfigurationError(
+            f"the tokenizer of {model} has no eos_token, at which a completion ends; name one in "
+            "tokenizer_config.json"
+        )
     if "1" not in tokenizer.decode(tokenizer.encode("1", add_special_tokens=False)):
         raise ConfigurationError(
             f"the tokenizer of {model} does not know '1': its vocabulary is missing; add "
@@ -278,7 +283,12 @@ def merged_adapter(folder: str, resolved: Resolved) -> PreTrainedModel:
         )
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Found missing adapter keys")
-        adapted: Any = AutoPeftModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        adapted: Any = AutoPeftModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            attn_implementation=resolved.model.attn_implementation,
+            trust_remote_code=resolved.config.trust_remote_code,
+        )
     return adapted.merge_and_unload()
 
 

@@ -7,14 +7,16 @@ from trl_ablate import AblationConfig, TaskArguments, load_recipe
 from trl_ablate.recipe.inert import inert_knobs
 
 ON_CPU = {"use_cpu": True, "bf16": False, "per_device_train_batch_size": 4, "num_generations": 4}
-OF_THE_TASK = vars(TaskArguments()).keys()
 
 
 def inert(**given) -> dict[str, str]:
-    task = TaskArguments(**{name: given[name] for name in given if name in OF_THE_TASK})
-    settings = {name: given[name] for name in given if name not in OF_THE_TASK}
+    def those(group) -> dict:
+        return {name: value for name, value in given.items() if name in vars(group)}
+
+    task, model = those(TaskArguments()), those(ModelConfig())
+    settings = {name: given[name] for name in given.keys() - task.keys() - model.keys()}
     config = AblationConfig(output_dir="unused", **ON_CPU, **settings)
-    return inert_knobs(config, task, ModelConfig(), given)
+    return inert_knobs(config, TaskArguments(**task), ModelConfig(**model), given)
 
 
 ONE_GROUP, TWO_GROUPS = {"steps_per_generation": 1}, {"steps_per_generation": 2}
@@ -41,7 +43,8 @@ ALONE = {
     "eval_steps": 4.0, "vllm_mode": "server", CORRECTION: False, "max_resample_rounds": 5,
     "outcome_gate": "r1_zero", "surrogate": "probability", "sampler_gap_limit": 0.001,
     "covariance_kl": 1.0, "best_of": 2, "overlong_share": 0.5, "correct_truncation": True,
-    "reward_timeout": 1.0,
+    "reward_timeout": 1.0, "chat_template_kwargs": {"enable_thinking": False}, "use_dora": True,
+    "data_seed": 5,
 }  # fmt: skip
 INERT = [  # the setting comes first
     *({name: value} for name, value in ALONE.items()),
@@ -50,6 +53,15 @@ INERT = [  # the setting comes first
     {**BY_ADVANTAGE, **ONE_GROUP},
     {"baseline": "batch_mean", **ONE_GROUP},
     {"save_steps": 4.0, "save_strategy": "no"},
+    {"save_steps": 4.0, "save_strategy": "epoch"},
+    {"eval_steps": 4.0, "eval_strategy": "epoch"},
+    {"eval_delay": 4.0, "eval_strategy": "no"},
+    {"warmup_steps": 10, "lr_scheduler_type": "constant"},
+    {"adam_beta2": 0.9, "optim": "rmsprop"},
+    {"num_train_epochs": 2.0, "grpo_steps": 4},
+    {"grpo_steps": 4, "max_steps": 8},
+    {"ref_model_mixup_alpha": 0.5, "beta": 0.1},
+    {"on_timeout": "zero", "reward_funcs": ["mine.score"]},
     {"skip_idle_rows": True, "trim_microbatches": False},
     {"share_prompts": False, "pad_to_multiple_of": 8},
     {**DEALT, "steps_per_generation": 4, "gradient_accumulation_steps": 1},  # steps of one each
@@ -87,6 +99,23 @@ EFFECTIVE = [
     {**BY_ADVANTAGE, **TWO_GROUPS},
     {**BY_ADVANTAGE, **BEST, **ONE_GROUP},
     {"kl_estimator": "k1", "beta": 0.1},
+    {"ref_model_mixup_alpha": 0.5, "beta": 0.1, "sync_ref_model": True},
+    {"eval_steps": 4.0, "eval_strategy": "steps"},
+    {"warmup_steps": 10, "lr_scheduler_type": "linear"},
+    {"adam_beta2": 0.9, "optim": "adamw_torch"},
+    {"num_train_epochs": 2.0},
+    {"grpo_steps": 4, "max_steps": -1},
+    {"use_dora": True, "use_peft": True},
+    {"chat_template_kwargs": {}, "template": "think_xml"},
+    {"chat_template_kwargs": {}, "system_prompt": ""},
+    {"chat_template_kwargs": {}, "prompt_column": "p"},
+    {
+        "on_timeout": "zero",
+        "reward_funcs": ["mine.score"],
+        "eval_sets": {"a": {"reward": "r1_zero"}},
+    },
+    {"reward_timeout": 1.0, "eval_sets": {"a": {"reward_funcs": ["mine.score"]}}},
+    {"reward_workers": 3, "eval_sets": {"a": "reasoning_gym/gcd"}},
     {CORRECTION: False, **STALE},
     {CORRECTION: False, "min_p": 0.1, **TRUNCATION},
     {**OF_TOKENS, **INT8},

@@ -2,6 +2,7 @@
 tries out before; and the memory and the threads that a training on a CPU takes."""
 
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,9 +13,15 @@ from trl_ablate.rewards import grader_of
 from trl_ablate.rewards.own.chosen import Rewards
 from trl_ablate.run.masking import MASK
 from trl_ablate.training import building
-from trl_ablate.training.building import environment_of, explained
+from trl_ablate.training.building import (
+    environment_of,
+    evaluation_sets,
+    explained,
+    task_dataset,
+)
 from trl_ablate.training.checking import check_recipe
 from trl_ablate.training.dashboard import Tolerated
+from trl_ablate.training.models import load_tokenizer
 
 FILE = """
 from operator import add
@@ -153,6 +160,30 @@ def test_held_out_questions_that_are_trained_on_are_counted_once(
     building.build_trainer(small(tiny_model, **given, eval_sets=sets), None)  # type: ignore
     (said,) = [text for text in caplog.messages if "also trained on" in text]
     assert said.startswith("50 of 50 eval questions, 3 of 4 eval questions of 'more' are also")
+
+
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "settings", "said"),
+    [
+        (None, {"system_prompt": ""}, "cannot write messages of user .*chat_template is not set"),
+        (NO_SYSTEM, {"template": "think_xml"}, "messages of system and user .no system.; set chat"),
+        (NO_SYSTEM, {"template": "think_xml", "system_prompt": ""}, None),
+        (None, {"template": "r1_zero"}, None),
+    ],
+)
+def test_messages_that_the_chat_template_cannot_write_are_refused_before_the_model_is_loaded(
+    tiny_model, chat_template, settings, said
+):
+    resolved = small(tiny_model, dataset="miniature/sums", max_prompt_length=400, **settings)
+    tokenizer = load_tokenizer(str(tiny_model), resolved)
+    tokenizer.chat_template = chat_template
+    with pytest.raises(ConfigurationError, match=said) if said else nullcontext():
+        task_dataset(resolved.task, "train", tokenizer)
+    with pytest.raises(ConfigurationError, match=said) if said else nullcontext():
+        evaluation_sets(resolved.task, tokenizer)
 
 
 def test_check_needs_no_evaluation_set_where_none_is_evaluated(tiny_model, tmp_path):

@@ -1,11 +1,15 @@
 """Which model a name on the command line refers to, and how it is evaluated."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.support.tiny_models import save_tiny_qwen2
 from trl_ablate import ConfigurationError, load_recipe
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.rewards import MathGrader
@@ -18,7 +22,7 @@ from trl_ablate.training.evaluating import (
     find_checkpoint,
     to_evaluate,
 )
-from trl_ablate.training.models import checked_tokenizer
+from trl_ablate.training.models import checked_tokenizer, merged_adapter
 
 
 @pytest.fixture
@@ -149,3 +153,30 @@ def test_an_adapter_is_evaluated_with_its_base_and_not_without_one_of_its_tensor
     resolved = load_recipe("grpo", "miniature", {"model_name_or_path": str(folder)})
     with pytest.raises(ConfigurationError, match="is an adapter, and a training starts from"):
         checked_tokenizer(str(folder), resolved)
+
+
+MINE = """
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+class MineConfig(Qwen2Config):
+    model_type = "mine"
+
+class Mine(Qwen2ForCausalLM):
+    config_class = MineConfig
+"""
+
+
+def test_an_adapter_on_a_model_with_code_of_its_own_is_evaluated_where_that_is_trusted(tmp_path):
+    base, folder = Path(save_tiny_qwen2(tmp_path / "base")), tmp_path / "adapter"
+    (base / "mine.py").write_text(MINE)
+    code = {"AutoConfig": "mine.MineConfig", "AutoModelForCausalLM": "mine.Mine"}
+    config = json.loads((base / "config.json").read_text())
+    config |= {"model_type": "mine", "architectures": ["Mine"], "auto_map": code}
+    (base / "config.json").write_text(json.dumps(config))
+    model = AutoModelForCausalLM.from_pretrained(base, trust_remote_code=True)
+    chosen = {"target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+    get_peft_model(model, LoraConfig(r=2, **chosen)).save_pretrained(folder)
+    words = ["--trust_remote_code", "true", "--attn_implementation", "eager"]
+    resolved = to_evaluate(Checkpoint(str(folder)), words, profile="miniature", scratch="unused")
+    merged = merged_adapter(str(folder), resolved)
+    assert (type(merged).__name__, merged.config._attn_implementation) == ("Mine", "eager")

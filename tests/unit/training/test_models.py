@@ -46,9 +46,9 @@ def with_tensors(folder: Path, change: Callable[[dict], object]) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def with_config(folder: Path, **changes) -> None:
-    config = json.loads((folder / "config.json").read_text()) | changes
-    (folder / "config.json").write_text(json.dumps(config))
+def with_config(folder: Path, file: str = "config.json", **changes) -> None:
+    config = json.loads((folder / file).read_text()) | changes
+    (folder / file).write_text(json.dumps(config))
 
 
 def with_index(folder: Path, shard: str) -> None:
@@ -72,6 +72,7 @@ def as_bert(folder: Path) -> None:
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no tokenizer": (lambda f: (f / "tokenizer_config.json").unlink(), "no tokenizer_config.json;"),
+    "no end": (lambda f: with_config(f, "tokenizer_config.json", eos_token=None), "no eos_token,"),
     "no vocabulary": (lambda f: (f / "tokenizer.json").unlink(), "does not know '1'"),
     "config": (lambda f: (f / "config.json").write_text("{"), "model .* could not be loaded"),
     "cut off": (lambda f: os.truncate(f / "model.safetensors", 999), "not be loaded .Error"),
