@@ -27,7 +27,7 @@ from trl_ablate import miniature
 from trl_ablate.bench.modes import OfLengths, OfModel
 from trl_ablate.data.row_files import read_file
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.training.models import one_sentence
+from trl_ablate.run.failures import one_sentence
 
 Value = TypeVar("Value")
 

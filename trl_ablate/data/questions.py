@@ -64,6 +64,11 @@ def load_questions(task: TaskArguments, part: Part) -> Dataset:
     size = task.train_size if part == "train" else task.eval_size
     split = task.train_split if part == "train" else task.eval_split or "validation"
     of_gym, of_world = name.startswith(GYM), is_miniature(name)
+    if task.prompt_column is not None and (of_gym or of_world):
+        raise ConfigurationError(
+            f"prompt_column is {task.prompt_column!r}, but {name} makes questions, to which a "
+            "template asks; leave prompt_column out"
+        )
     if of_gym:
         questions = gym_rows(name, task.gym, split, size, seed)  # in the number that was asked for
     elif of_world:

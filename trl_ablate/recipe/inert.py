@@ -13,9 +13,10 @@ from transformers.training_args import OptimizerNames
 from trl import ModelConfig
 
 from trl_ablate.config import SURROGATE_LOSS_TYPES, AblationConfig
+from trl_ablate.miniature.registry import is_miniature
 from trl_ablate.prompts.templates import TEMPLATES, is_own
 from trl_ablate.recipe.agreement import reward_names
-from trl_ablate.reward_specs import GYM_SCORE
+from trl_ablate.reward_specs import GYM, GYM_SCORE
 from trl_ablate.task import TaskArguments
 
 Rule = tuple[bool, str, str]
@@ -219,6 +220,8 @@ def _reward_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
     in_workers = any(GYM_SCORE in of for of in paths)
     not_read = all(of and not {"answer", "format", GYM_SCORE} & of for of in paths)
     own_prompts = all(one.prompt_column is not None for one in sets)
+    of_gym, of_world = task.dataset.startswith(GYM), is_miniature(task.dataset)
+    of_files = "dataset_config question_column answer_column skip_bad_rows"
     of_messages = not is_own(task.template) and TEMPLATES[task.template].conversational
     texts = not of_messages and task.system_prompt is None
     texts = texts and all(one.prompt_column is None for one in sets)
@@ -243,6 +246,8 @@ def _reward_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
         (not compared, "grader_timeout on_timeout", "reward_funcs names no reward that compares"),
         (texts, "chat_template chat_template_kwargs", "prompts are texts, not messages"),
         (own_prompts, "system_prompt prompt_style", "prompt_column gives the whole prompt"),
+        (not of_gym, "gym", "dataset is no task of reasoning-gym"),
+        (of_gym or of_world, of_files, f"{task.dataset} makes its questions"),
     ]
 
 

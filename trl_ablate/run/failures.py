@@ -7,6 +7,7 @@ known here keeps its traceback.
 import errno
 import os
 import traceback
+from contextlib import contextmanager
 
 from trl_ablate.errors import ConfigurationError, RewardError
 from trl_ablate.named_code import line_of, one_line
@@ -115,3 +116,17 @@ def is_disk_full(error: BaseException) -> bool:
         return True
     before = error.__cause__ or error.__context__
     return before is not None and is_disk_full(before)
+
+
+@contextmanager
+def one_sentence(what: str, remedy: str, failed: str = " could not be loaded"):
+    """Report whatever goes wrong with `what` as one sentence, with the remedy."""
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        if is_disk_full(error):
+            raise
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        raise ConfigurationError(f"{what}{failed} ({reason}); {remedy}") from error

@@ -46,6 +46,7 @@ from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import MathGrader
 from trl_ablate.rewards.own.chosen import Rewards
 from trl_ablate.rewards.own.model import ModelReward
+from trl_ablate.run.failures import one_sentence
 from trl_ablate.run.masking import Masker
 from trl_ablate.study.engines import THREAD_VARIABLES
 from trl_ablate.task import TaskArguments
@@ -66,7 +67,7 @@ OF_LAYERS = ("galore", "apollo", "lomo", "adalomo")
 """Optimizers that need certain layers of the model, which the tiny layer here lacks."""
 
 _made = partial(
-    models.one_sentence, remedy="change it, or its arguments", failed=", which cannot be made here"
+    one_sentence, remedy="change it, or its arguments", failed=", which cannot be made here"
 )
 
 
@@ -278,7 +279,7 @@ def _with_prompts(
         roles = " and ".join(dict.fromkeys(one["role"] for one in prompt))
         fix = "set chat_template, system_prompt '' if it takes no system message, or text prompts"
         failed = f" cannot write messages of {roles}"
-        with models.one_sentence(f"{what}: the tokenizer's chat template", fix, failed):
+        with one_sentence(f"{what}: the tokenizer's chat template", fix, failed):
             tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
     return to_prompts(questions, task, tokenizer, what)
 

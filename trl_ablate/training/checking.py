@@ -23,8 +23,9 @@ from trl_ablate.named_code import waited_for
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import MathGrader
 from trl_ablate.rewards.own.calling import not_logged
+from trl_ablate.run.failures import one_sentence
 from trl_ablate.training.building import check_columns, reward_weights, task_dataset
-from trl_ablate.training.models import load_tokenizer, one_sentence, starting_model
+from trl_ablate.training.models import load_tokenizer, starting_model
 from trl_ablate.training.rewards import task_rewards
 
 FORMATS: dict[str, str] = {
@@ -203,13 +204,6 @@ def _shown(prompt: Any, tokenizer: PreTrainedTokenizerBase, resolved: Resolved) 
     if isinstance(prompt, str):
         return prompt
     kwargs: Any = resolved.config.chat_template_kwargs or {}
-    try:
-        text = tokenizer.apply_chat_template(
-            prompt, tokenize=False, add_generation_prompt=True, **kwargs
-        )
-    except ValueError as error:
-        raise ConfigurationError(
-            f"the prompt consists of messages, and the tokenizer has no chat template "
-            f"({str(error).splitlines()[0][:120]}); set chat_template, or use a prompt of text"
-        ) from error
-    return str(text)
+    return str(tokenizer.apply_chat_template(
+        prompt, tokenize=False, add_generation_prompt=True, **kwargs
+    ))  # fmt: skip

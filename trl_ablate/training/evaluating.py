@@ -19,6 +19,7 @@ from trl_ablate.recipe.resolving import Resolved, load_recipe, resolve_run
 from trl_ablate.rewards import MathGrader, grader_of
 from trl_ablate.run.checkpoints import check_seal
 from trl_ablate.run.directory import RunDirectory, is_checkpoint
+from trl_ablate.run.failures import one_sentence
 from trl_ablate.run.folders import where_it_stands
 from trl_ablate.run.identity import provenance
 from trl_ablate.run.masking import Masker, known_secrets
@@ -155,7 +156,7 @@ def build_evaluator(resolved: Resolved, grader: MathGrader) -> AblationTrainer:
     """A trainer that only evaluates; an adapter is merged into its base."""
     name = models.starting_model(resolved)
     fix = "give a model's folder, a run's directory, a Hub id, or miniature"
-    with models.one_sentence(f"checkpoint {name}", fix):
+    with one_sentence(f"checkpoint {name}", fix):
         tokenizer = models.load_tokenizer(name, resolved)
         model = models.merged_adapter(name, resolved) if models.is_adapter(name) else name
         if model is name:

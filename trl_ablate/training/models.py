@@ -28,24 +28,10 @@ from trl_ablate.errors import ConfigurationError, brief
 from trl_ablate.miniature.cache import no_bars_of_transformers
 from trl_ablate.miniature.registry import is_miniature, world_of_model
 from trl_ablate.recipe.resolving import Resolved
-from trl_ablate.run.failures import is_disk_full
+from trl_ablate.run.failures import one_sentence
 from trl_ablate.trainer.temporary import replaced
 
 logger = logging.get_logger(__name__)
-
-
-@contextmanager
-def one_sentence(what: str, remedy: str, failed: str = " could not be loaded"):
-    """Report whatever goes wrong with `what` as one sentence, with the remedy."""
-    try:
-        yield
-    except ConfigurationError:
-        raise
-    except Exception as error:
-        if is_disk_full(error):
-            raise
-        reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise ConfigurationError(f"{what}{failed} ({reason}); {remedy}") from error
 
 
 def load_tokenizer(model: str, resolved: Resolved) -> PreTrainedTokenizerBase:

@@ -15,8 +15,8 @@ from trl_ablate.rewards import MathGrader
 from trl_ablate.rewards.functions import RewardFunction, completion_text
 from trl_ablate.rewards.own.chosen import Rewards, Tools, chosen_rewards, template_specs
 from trl_ablate.rewards.own.model import ModelReward
+from trl_ablate.run.failures import one_sentence
 from trl_ablate.task import TaskArguments
-from trl_ablate.training.models import one_sentence
 
 
 def task_rewards(

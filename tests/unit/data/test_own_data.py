@@ -76,6 +76,8 @@ def test_levels_and_subjects_in_any_spelling_before_the_size(tmp_path):
     ):
         with pytest.raises(ConfigurationError, match=sentence):
             load(source, **given)
+    with pytest.raises(ConfigurationError, match="prompt_column is 'p', but miniature/words makes"):
+        load("miniature/words", prompt_column="p")
 
 
 # Evaluation sets

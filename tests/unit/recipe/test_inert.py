@@ -62,6 +62,9 @@ INERT = [  # the setting comes first
     {"grpo_steps": 4, "max_steps": 8},
     {"ref_model_mixup_alpha": 0.5, "beta": 0.1},
     {"on_timeout": "zero", "reward_funcs": ["mine.score"]},
+    {"gym": {"size": 5}, "dataset": "miniature/words"},
+    {"question_column": "q", "dataset": "miniature/words"},
+    {"answer_column": "a", "dataset": "reasoning_gym/gcd"},
     {"skip_idle_rows": True, "trim_microbatches": False},
     {"share_prompts": False, "pad_to_multiple_of": 8},
     {**DEALT, "steps_per_generation": 4, "gradient_accumulation_steps": 1},  # steps of one each
@@ -109,6 +112,8 @@ EFFECTIVE = [
     {"chat_template_kwargs": {}, "template": "think_xml"},
     {"chat_template_kwargs": {}, "system_prompt": ""},
     {"chat_template_kwargs": {}, "prompt_column": "p"},
+    {"gym": {"min_words": 4}, "dataset": "reasoning_gym/letter_counting"},
+    {"question_column": "q", "dataset": "gsm8k"},
     {
         "on_timeout": "zero",
         "reward_funcs": ["mine.score"],
