@@ -57,8 +57,14 @@ class AblationConfig(Switches, GRPOConfig):
         check_batches(self)
         check_generation(self)
         check_evaluation(self)
-        if self.grpo_steps is not None and self.max_steps <= 0:
-            self.max_steps = int(self.grpo_steps / self.grpo_steps_per_optimizer_step)
+        if self.max_steps <= 0 and self.optimizer_steps_asked is not None:
+            self.max_steps = self.optimizer_steps_asked
+
+    @property
+    def optimizer_steps_asked(self) -> int | None:
+        """The optimizer steps that make `grpo_steps`, if those are given."""
+        steps = self.grpo_steps
+        return None if steps is None else int(steps / self.grpo_steps_per_optimizer_step)
 
     @property
     def optimizer_steps_per_rollout(self) -> int:

@@ -25,6 +25,7 @@ from trl_ablate.miniature.registry import is_miniature, problems, world_of_data
 from trl_ablate.prompts.templates import prompt_writer
 from trl_ablate.reward_specs import GYM
 from trl_ablate.rewards.gym import gym_rows
+from trl_ablate.run.failures import one_sentence
 from trl_ablate.task import TaskArguments
 
 if TYPE_CHECKING:
@@ -108,8 +109,9 @@ def to_prompts(
 ) -> Dataset:
     """Adds the column `prompt`, rendered by the task's template, if the rows bring none along.
 
-    With a tokenizer and `max_prompt_length`, questions whose prompt has more tokens are dropped,
-    and their number is reported under the name `what`. It is an error if none is left.
+    With a tokenizer, its chat template has to write the first prompt, if that is messages. With
+    `max_prompt_length`, too, questions whose prompt has more tokens are dropped, and their number
+    is reported under the name `what`. It is an error if none is left.
     """
     limit = task.max_prompt_length
     if task.prompt_column is not None:
@@ -119,6 +121,12 @@ def to_prompts(
         write = prompt_writer(task.template, task.prompt_style, task.system_prompt, names)
         prompts = [write(cast(dict[str, Any], row)) for row in dataset]
         rendered = dataset.add_column("prompt", prompts)  # pyright: ignore[reportCallIssue]
+    if tokenizer is not None and not isinstance(prompts[0], str):
+        roles = " and ".join(dict.fromkeys(one["role"] for one in prompts[0]))
+        fix = "set chat_template, system_prompt '' if it takes no system message, or text prompts"
+        failed = f" cannot write messages of {roles}"
+        with one_sentence(f"{what}: the tokenizer's chat template", fix, failed):
+            _token_count(prompts[0], tokenizer)
     if tokenizer is None or limit is None:
         return rendered
     lengths = [_token_count(prompt, tokenizer) for prompt in prompts]

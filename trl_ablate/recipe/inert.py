@@ -70,9 +70,8 @@ def _schedule_rules(config: AblationConfig) -> list[Rule]:
     """Optimizer, learning rate, and how long, when and where it is evaluated and saved."""
     evaluates = IntervalStrategy(config.eval_strategy).value
     saves = SaveStrategy(config.save_strategy).value
-    optimizer, steps = OptimizerNames(config.optim).value, config.grpo_steps
+    optimizer, asked = OptimizerNames(config.optim).value, config.optimizer_steps_asked
     no_adam = optimizer.startswith(("sgd", "adagrad", "adafactor", "rmsprop"))
-    other_steps = steps and config.max_steps != int(steps / config.grpo_steps_per_optimizer_step)
     constant = "lr_scheduler_type is 'constant', without warm-up; constant_with_warmup has one"
     return [
         (evaluates == "no", OF_EVALUATION, "eval_strategy is 'no'"),
@@ -82,7 +81,7 @@ def _schedule_rules(config: AblationConfig) -> list[Rule]:
         (config.lr_scheduler_type == "constant", "warmup_steps", constant),
         (no_adam, OF_ADAM, f"optim '{optimizer}' does not read it"),
         (config.max_steps > 0, "num_train_epochs", f"the run ends after {config.max_steps} steps"),
-        (bool(other_steps), "grpo_steps", f"max_steps is {config.max_steps}"),
+        (asked not in (None, config.max_steps), "grpo_steps", f"max_steps is {config.max_steps}"),
         (
             True,
             "data_seed train_sampling_strategy label_smoothing_factor",

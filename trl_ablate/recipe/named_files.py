@@ -59,7 +59,7 @@ class Anchor:
             return value
         if key in named("dataset") and (path := _whole(os.path.expanduser(value), folders)):
             name = os.path.basename(value) if _is_whole(value) else value
-            self.files[path] = f"{name}@{_digest(path)}" if os.path.isfile(path) else value
+            self.files[path] = f"{name}@{digest_of(path)}" if os.path.isfile(path) else value
             return path
         is_file = key in named("code", "file") and (key != "template" or is_own(value))
         return self._file(value, folders) if is_file else value
@@ -84,7 +84,7 @@ class Anchor:
         path = _whole(file, folders)
         if path is None:
             return value
-        self.files[path] = f"{Path(path).name}@{_digest(path)}" if os.path.isfile(path) else file
+        self.files[path] = f"{Path(path).name}@{digest_of(path)}" if os.path.isfile(path) else file
         return path + name
 
 
@@ -159,7 +159,7 @@ def file_and_name(value: str) -> tuple[str, str]:
     return (file, colon + name) if file.endswith(".py") else (value, "")
 
 
-def _digest(file: str) -> str:
+def digest_of(file: str | Path) -> str:
     with open(file, "rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()[:12]
 
@@ -168,6 +168,6 @@ def changed_files(files: Mapping[str, str]) -> bool:
     """Whether code, a template or data are not what they were."""
     return any(
         re.search("@[0-9a-f]{12}$", known)
-        and (not os.path.isfile(path) or not known.endswith(_digest(path)))
+        and (not os.path.isfile(path) or not known.endswith(digest_of(path)))
         for path, known in files.items()
     )

@@ -267,21 +267,7 @@ def put_together(
 
 def task_dataset(task: TaskArguments, part: Part, tokenizer: PreTrainedTokenizerBase) -> Dataset:
     """The questions of `train` or `eval`, rendered by the template."""
-    return _with_prompts(load_questions(task, part), task, tokenizer, f"{part} questions")
-
-
-def _with_prompts(
-    questions: Dataset, task: TaskArguments, tokenizer: PreTrainedTokenizerBase, what: str
-) -> Dataset:
-    """The same with prompts, of which the chat template can write the first, if it is messages."""
-    prompt = to_prompts(questions.select([0]), task)[0]["prompt"]
-    if not isinstance(prompt, str):
-        roles = " and ".join(dict.fromkeys(one["role"] for one in prompt))
-        fix = "set chat_template, system_prompt '' if it takes no system message, or text prompts"
-        failed = f" cannot write messages of {roles}"
-        with one_sentence(f"{what}: the tokenizer's chat template", fix, failed):
-            tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-    return to_prompts(questions, task, tokenizer, what)
+    return to_prompts(load_questions(task, part), task, tokenizer, f"{part} questions")
 
 
 def evaluation_sets(task: TaskArguments, tokenizer: PreTrainedTokenizerBase) -> Sets:
@@ -290,7 +276,7 @@ def evaluation_sets(task: TaskArguments, tokenizer: PreTrainedTokenizerBase) -> 
     for name in task.eval_sets or ():
         own = task.evaluation_task(name)
         what = named_questions("eval questions", name)
-        sets[name] = _with_prompts(load_questions(own, "eval"), own, tokenizer, what)
+        sets[name] = to_prompts(load_questions(own, "eval"), own, tokenizer, what)
     return sets
 
 

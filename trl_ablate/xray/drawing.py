@@ -5,7 +5,6 @@ the batch, if the run saved whole batches (`num_rollouts_saved` at least the rol
 tokens are those of the text, encoded again; rewards are computed again, as for new rollouts.
 """
 
-import hashlib
 import itertools
 import random
 from pathlib import Path
@@ -16,6 +15,7 @@ from datasets import Dataset
 
 from trl_ablate.data.questions import check_enough
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.recipe.named_files import digest_of
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.rewards import MathGrader
 from trl_ablate.rewards.functions import completion_text
@@ -89,8 +89,8 @@ def about_rollouts(
 def _recorded(given: Path) -> str:
     """Path and digest of given rollouts, which may have been replaced since."""
     files = sorted(given.glob("*.npz")) or [given]
-    content = b"".join(file.read_bytes() for file in files if file.is_file())
-    return f"{given} {hashlib.sha256(content).hexdigest()[:8]}"
+    content = [digest_of(file) for file in files if file.is_file()]
+    return f"{given} {key_of({'files': content})[:8]}"
 
 
 def questions_of(resolved: Resolved, batches: int, seed: int) -> list[dict[str, Any]]:

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from trl_ablate.metrics import ENTROPY, GENERATED_TOKENS, GRAD_NORM, LENGTH, stderr_of
 from trl_ablate.run.logged import Series, read_series
 from trl_ablate.study.definition import Statistic
@@ -112,8 +110,9 @@ class Run:
         if statistic not in ("auc", "last_third"):
             return errors.values[-1]
         used = errors if statistic == "auc" else _last_third(errors, until)
-        alone = np.diag(used.values).tolist()  # an error at one evaluation, none at the others
-        return math.hypot(*(area(Series(used.steps, values), until) for values in alone))
+        places = range(len(used.values))
+        alone = ([used.values[i] * (i == j) for j in places] for i in places)  # of one evaluation
+        return math.hypot(*(area(Series(used.steps, one), until) for one in alone))
 
     def outcome(self, metric: str) -> Summary | None:
         """The summary of a run that counts; None for one that failed or goes on."""
