@@ -68,8 +68,8 @@ def load_code(place: CodePlace, what: str) -> Any:
         raise _not_imported(place, what, error) from error
     if hasattr(module, place.name):
         return getattr(module, place.name)
-    found = vars(module).items()
-    there = sorted(n for n, one in found if callable(one) and one.__module__ == module.__name__)
+    own, found = module.__name__, vars(module).items()
+    there = sorted(n for n, one in found if callable(one) and getattr(one, "__module__", "") == own)
     meant = nearest(place.name, there) or "; name one of these"
     raise ConfigurationError(
         f"{what}: {place.module} has no '{place.name}'; it has "

@@ -116,11 +116,13 @@ def test_a_step_without_groups_still_balances_experts(make_trainer, tiny_model, 
     assert not torch.equal(weights(trainer), before)
 
 
-def test_counts_of_dropped_groups_and_weights_of_microbatches(make_trainer):
+@pytest.mark.parametrize(("longest", "level"), [(12, "sequence"), (1, "token")])
+def test_counts_of_dropped_groups_and_weights_of_microbatches(make_trainer, longest, level):
     """Of four microbatches, those without a completion that is kept are not counted."""
     trainer = make_trainer(
         reward=by_prompt, group_filter="drop", loss_type="bnpo", generation_batch_size=16,
         gradient_accumulation_steps=4, shuffle_dataset=False, max_steps=4, learning_rate=0.0,
+        beta=0.1, max_completion_length=longest, importance_sampling_level=level,
     )  # fmt: skip
     seen, compute_loss = [], trainer._compute_loss
     trainer._compute_loss = lambda model, part: (seen.append(part), compute_loss(model, part))[1]
@@ -137,6 +139,8 @@ def test_counts_of_dropped_groups_and_weights_of_microbatches(make_trainer):
         assert whole == 16 * row["completions/mean_length"]
         shares.add(share)
         assert row["entropy"] is None if share == 1 else 5 < row["entropy"] < 6  # never part of 0
+        assert row["kl"] == (None if share == 1 else pytest.approx(0, abs=1e-6))
+        assert (row["clip_ratio/high_max"] is None) == (share == 1)
         parts = seen[4 * step : 4 * step + 4]
         filled = sum(bool(one["completion_mask"].any()) for one in parts)
         factors = {one["row_weights"].unique().item() for one in parts if "row_weights" in one}

@@ -206,4 +206,7 @@ def test_the_command_ends_in_one_sentence(hub, run, monkeypatch, capsys):
     printed = capsys.readouterr()
     assert "there is no Hugging Face token" in printed.err and printed.err.count("\n") == 1
     assert "published" not in printed.out
+    monkeypatch.setenv("HF_TOKEN", f"“{TOKEN}”")
+    assert main([str(run.path)]) == 1
+    assert "has a character that no token has" in capsys.readouterr().err
     assert main(["nosuch"]) == 2 and "nosuch/run.json does not exist" in capsys.readouterr().err

@@ -33,6 +33,7 @@ from trl_ablate.bench.gpu.parts import first_gpus
 from trl_ablate.bench.modes import Scale, Train, Training, check_rows
 from trl_ablate.bench.timing import LIMIT, OURS, STOCK, Measured, Result, compared, timed
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.run.identity import cores
 from trl_ablate.trainer.temporary import replaced
 
 Ways = Mapping[str, Mapping[str, Any]]
@@ -206,7 +207,7 @@ def _alone(rows: int, mean_length: float, processes: int, steps: int) -> dict[st
         output = Path(folder) / "train.json"
         words = ["train", "--only", "--rows", rows, "--mean_length", mean_length]
         words += ["--cap", round(3 * mean_length), "--steps", steps, "--rounds", 1]
-        launcher, threads = [sys.executable], max(1, (os.cpu_count() or 1) // processes)
+        launcher, threads = [sys.executable], max(1, cores() // processes)
         if processes > 1:
             launcher += ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
             launcher += ["--standalone"]

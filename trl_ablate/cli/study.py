@@ -288,14 +288,17 @@ def restore(options: argparse.Namespace) -> None:
     from trl_ablate.study import kept_runs
 
     check_one(options)
-    for study in study_runs.files_of(options.all) if options.all else [study_path(options.study)]:
-        file = kept_runs.beside(study)
-        if file.is_file():
-            runs = study_runs.known(study, options.runs, options.profile)
-            restored = kept_runs.restore(runs, file, console.print)
-            console.print(f"{runs.plan.study}: {len(restored)} runs restored")
-        elif not options.all:
-            raise ConfigurationError(f"there is no {file}, so no run is kept of this study")
+    studies = study_runs.files_of(options.all) if options.all else [study_path(options.study)]
+    kept = [study for study in studies if kept_runs.beside(study).is_file()]
+    if not kept:
+        raise ConfigurationError(
+            f"there is no {kept_runs.beside(studies[0])}, so no run is kept of this study; a "
+            "checkout has those of the studies that come with this package"
+        )
+    for study in kept:
+        runs = study_runs.known(study, options.runs, options.profile)
+        restored = kept_runs.restore(runs, kept_runs.beside(study), console.print)
+        console.print(f"{runs.plan.study}: {len(restored)} runs restored")
 
 
 @subcommand(

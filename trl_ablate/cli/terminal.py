@@ -95,7 +95,7 @@ def show_findings(findings: list[Finding]) -> int:
     return len(missing)
 
 
-def show_end(directory: RunDirectory) -> None:
+def show_end(directory: RunDirectory, *, on_trackio: bool) -> None:
     evaluations = [row for row in directory.metrics() if row.get("eval_reward") is not None]
     record = directory.read()
     rows = {"run": str(directory.path), "time": f"{record['seconds']:.0f} s"}
@@ -110,7 +110,9 @@ def show_end(directory: RunDirectory) -> None:
         rows["eval reward, last"] += "" if error is None else f" ± {error:.3f}"
     if directory.checkpoint_last.exists():
         rows["model"] = str(directory.checkpoint_last)
-    rows |= {"metrics": str(directory.metrics_file), "dashboard": "trackio show"}
+    rows["metrics"] = str(directory.metrics_file)
+    if on_trackio:
+        rows["dashboard"] = "trackio show"
     console.print(table("done", rows.items()))
 
 

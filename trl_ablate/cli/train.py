@@ -73,7 +73,7 @@ def main(options: argparse.Namespace, words: list[str]) -> int:
         sys.stderr.write(f"ended by SIGTERM at a checkpoint{rest}\n")
         return PREEMPTED
     if is_main:
-        show_end(start.directory)
+        show_end(start.directory, on_trackio="trackio" in (resolved.config.report_to or ()))
     if is_main and resolved.config.push_to_hub:
         for line in lifecycle.publish(start):
             console.print(line)

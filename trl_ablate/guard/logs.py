@@ -217,7 +217,7 @@ def _of_database(file: Path) -> Rows:
 def _project_named(name: Path) -> Path:
     """The database of a project in trackio's folder, which has the name that trackio keeps."""
     cache = os.environ.get("HF_HOME", os.environ.get("XDG_CACHE_HOME", "~/.cache") + "/huggingface")
-    default = Path(os.path.expandvars(cache), "trackio").expanduser()
+    default = Path(os.path.expanduser(os.path.expandvars(cache)), "trackio")
     home = Path(os.environ.get("TRACKIO_DIR") or default)
     kept = "".join(one for one in str(name) if one.isalnum() or one in "-_")
     file = home / f"{kept or 'default'}.db"

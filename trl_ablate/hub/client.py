@@ -4,6 +4,7 @@
 waits forever for a server that stops answering. This module fixes both.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,6 +44,11 @@ def require_token(token: str | None) -> str:
         raise PublishError(
             "there is no Hugging Face token to publish with; run `hf auth login`, or set HF_TOKEN "
             "to a token with write access from https://huggingface.co/settings/tokens"
+        )
+    if not re.fullmatch("[!-~]+", found):
+        raise PublishError(
+            "the Hugging Face token has a character that no token has, such as a space or a curly "
+            "quotation mark; copy it again from https://huggingface.co/settings/tokens"
         )
     return found
 

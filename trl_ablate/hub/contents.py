@@ -95,7 +95,7 @@ class FinishedRun:
     def repository(self) -> str:
         """The name with what the Hub allows in the name of a repository."""
         allowed = re.sub(r"(?:[^\w.]|\.{2,})+", "-", self.name, flags=re.ASCII).strip("-.")
-        return allowed[:96].rstrip("-.")
+        return allowed[-96:].lstrip("-.")  # with the seed
 
     @property
     def base(self) -> str | None:

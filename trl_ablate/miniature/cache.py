@@ -65,7 +65,7 @@ def default_cache_dir() -> Path:
     """`$TRL_ABLATE_CACHE`, else `trl_ablate` in the user's cache folder."""
     if chosen := os.environ.get("TRL_ABLATE_CACHE"):
         return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trl_ablate"
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "trl_ablate"
 
 
 def cache_key(world: str | World = DEFAULT) -> str:

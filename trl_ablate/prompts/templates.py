@@ -159,7 +159,7 @@ def _jinja_writer(template: str, text: str, columns: Collection[str] | None) -> 
 
     def write(row: Mapping[str, Any]) -> str:
         try:
-            return compiled.render(**row)
+            return compiled.render(row)
         except Exception as error:  # of the template's own code
             raise ConfigurationError(
                 f"template {template} cannot write the prompt of {row.get('question')!r:.80} "

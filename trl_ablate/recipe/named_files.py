@@ -149,7 +149,7 @@ def profile_file(recipe: Path, asked: str = "auto") -> Path | None:
 
 def world_file(name: str) -> str | None:
     """The file of a world that is one: `miniature/FILE.py`, with a stage after it or without."""
-    file, suffix, _ = name.removeprefix(f"{MINIATURE}/").partition(".py")
+    file, suffix, _ = name.removeprefix(f"{MINIATURE}/").rpartition(".py")
     return file + suffix if suffix and is_miniature(name) else None
 
 

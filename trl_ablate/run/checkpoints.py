@@ -7,6 +7,7 @@ its seal was damaged later. Both are skipped, and the one before is used.
 
 import json
 import math
+import shutil
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -90,7 +91,9 @@ def check_seal(model: Path, *, needed: bool = False) -> None:
 
 def rewind(run: RunDirectory, checkpoint: Path | None) -> None:
     """Delete what the run recorded after a checkpoint, or everything if there is none. This may
-    include a row of the checkpoint's own step, where the end of every epoch is logged."""
+    include a row of the checkpoint's own step, where the end of every epoch is logged, and includes
+    the model of an earlier end, which is not where this start will end."""
+    shutil.rmtree(run.checkpoint_last, ignore_errors=True)
     if checkpoint is None:
         run.rewind(-1)
     else:

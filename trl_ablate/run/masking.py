@@ -42,7 +42,8 @@ class Masker:
     def __init__(self, secrets: Iterable[str] = (), hide_home: bool = True):
         long = {one for one in secrets if len(one) >= _SHORTEST and not one.startswith("<")}
         self._secrets = sorted(long, key=len)[::-1]
-        own = {str(home) for home in (Path.home(), Path.home().resolve()) if len(home.parts) > 1}
+        home = Path(os.path.expanduser("~"))  # `Path.home` fails where a user has none
+        own = {str(one) for one in (home, home.resolve()) if len(one.parts) > 1}
         homes = "|".join([*map(re.escape, sorted(own)), r"/(?:home|Users)/[\w.-]+"])
         self._home = re.compile(rf"(?<![\w.~-])(?:{homes})(?![\w.-])") if hide_home else None
 

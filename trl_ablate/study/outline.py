@@ -75,6 +75,7 @@ def _parts(runs: StudyRuns) -> Iterator[RenderableType]:
 
 def power_lines(plan: Plan, margin: float) -> Iterator[Text]:
     """The power of every comparison for the margin that the study asks about."""
+    from trl_ablate.study.decision import can_reach
     from trl_ablate.study.nominal import nominal_level
     from trl_ablate.study.two_part import level_of_means, power_of
 
@@ -89,9 +90,10 @@ def power_lines(plan: Plan, margin: float) -> Iterator[Text]:
         other = plan.reference_of(arm)
         of = plan.pool if plan.pool and other == plan.names[0] else n
         together.setdefault((other, of), []).append(arm)
-    bound = " (at most: an exact test has to agree)" * bool(plan.looks and not two_part)
+    exact = not two_part and can_reach(n, level if plan.looks else 0.05)
+    lower = " (an exact test has to agree, which lowers it)" * exact
     yield Text(
-        f"power{bound} at {n} runs of each arm, if none fails: to see a difference of {margin:g} "
+        f"power{lower} at {n} runs of each arm, if none fails: to see a difference of {margin:g} "
         f"| to find equal arms equivalent within {margin:g}"
     )
     for (other, of), arms in together.items():
@@ -210,7 +212,7 @@ def grid(runs: StudyRuns) -> FirstThatFits:
     by_seed = zip_longest(*(arm.runs for arm in plan.arms))
     seeds = ["/".join(map(str, sorted({run.seed for run in of if run}))) for of in by_seed]
     alone = _table(plan, [f"seed {n}" for n in seeds])
-    together = _table(plan, [f"seeds {seeds[0]} to {seeds[-1]}", "mean"])
+    together = _table(plan, [f"seeds {seeds[0]}, …, {seeds[-1]}", "mean"])
     for arm in plan.arms:
         marks, cells, values = Text(), [], []
         for run in arm.runs:

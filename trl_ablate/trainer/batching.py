@@ -101,6 +101,14 @@ def trim(batch: Batch, multiple: int = 1) -> Batch:
     return trimmed
 
 
+def of_two_columns(batch: Batch) -> Batch:
+    """A text batch with rows that are masked: widened if completions are one column, see `trim`."""
+    if batch["completion_mask"].size(1) > 1 or not is_text(batch):
+        return batch
+    keys = [key for key in COMPLETION_KEYS if key in batch]
+    return {**batch, **{key: pad(batch[key], (0, 1), value=padding_of(key, 0)) for key in keys}}
+
+
 def width_of(mask_NT: Tensor, multiple: int = 1) -> int:
     """Number of columns for the longest row, rounded up to a multiple; at least 1."""
     longest = max(1, int(mask_NT.sum(dim=1).max()))

@@ -44,6 +44,7 @@ def means_of_kept_rows(setting: Setting, call: LossPass):
     elif a_value_each and setting.metrics.get("clip_ratio/low_min"):  # of zeros and ones
         share = setting.metrics["clip_ratio/low_mean"][-1]
         setting.metrics["clip_ratio/low_min"][-1] = float(share > 1 - 1e-6) if kept else math.nan
+        setting.metrics["clip_ratio/high_max"][-1] *= of_tokens
 
 
 @contextmanager

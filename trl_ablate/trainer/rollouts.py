@@ -15,7 +15,7 @@ from trl_ablate.advantages import weighted_reward
 from trl_ablate.config import AblationConfig
 from trl_ablate.estimates import GRADED
 from trl_ablate.metrics import LENGTH_SPREAD, ONLY_SPECIAL, TURNS
-from trl_ablate.trainer.batching import response_mask
+from trl_ablate.trainer.batching import of_two_columns, response_mask
 from trl_ablate.trainer.generation import StopStrings
 
 
@@ -133,7 +133,7 @@ def without(batch: Mapping[str, Any], kept_N: Sequence[bool]) -> dict[str, Any]:
     """A batch in which the tokens of the rows that are not kept are masked."""
     masks = [name for name in ("completion_mask", "tool_mask") if name in batch]
     kept_N1 = torch.tensor(kept_N, device=batch["completion_mask"].device).unsqueeze(1)
-    return {**batch, **{name: batch[name] * kept_N1 for name in masks}}
+    return of_two_columns({**batch, **{name: batch[name] * kept_N1 for name in masks}})
 
 
 def truncation_metrics(lengths_N: Tensor, truncated_N: Tensor) -> dict[str, float]:

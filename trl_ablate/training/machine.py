@@ -8,6 +8,7 @@ import importlib.util
 import os
 import platform
 import re
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -161,14 +162,14 @@ def _check_gpu(resolved: "Resolved", machine: Machine) -> Finding:
     elif resolved.profile == "h100" and machine.gpus[0][1] < LARGE_GPU_GIB:
         smaller = "rtx4090"
         found += f", but the profile needs {LARGE_GPU_GIB:.0f} GiB"
-    fix = f"trl-ablate train {resolved.recipe} --profile {smaller}" if smaller else None
+    fix = f"{_training(resolved)} --profile {smaller}" if smaller else None
     return Finding("GPU", found, fix, needed=resolved.for_gpu)
 
 
 def _check_disk(resolved: "Resolved", machine: Machine) -> Finding:
     small = is_miniature(str(resolved.model.model_name_or_path))
     wanted = DISK_GIB["GPU" if resolved.for_gpu else "miniature" if small else "CPU"]
-    elsewhere = f"trl-ablate train {resolved.recipe} --output_dir FOLDER_ON_ANOTHER_DISK"
+    elsewhere = f"{_training(resolved)} --output_dir FOLDER_ON_ANOTHER_DISK"
     where = f"for {resolved.config.output_dir}"
     if not machine.writable:
         return Finding("disk", f"no permission to write {where}", elsewhere)
@@ -176,6 +177,10 @@ def _check_disk(resolved: "Resolved", machine: Machine) -> Finding:
     free = f"{machine.free_gib:.1f} GiB free {where}"
     short = f", but {wanted:.0f} GiB are needed" * lacks
     return Finding("disk", free + short, elsewhere if lacks else None)
+
+
+def _training(resolved: "Resolved") -> str:
+    return shlex.join(["trl-ablate", "train", str(resolved.recipe)])
 
 
 def _gpus() -> tuple[tuple[str, float], ...]:

@@ -2,6 +2,7 @@
 counted are those of the formulas."""
 
 import json
+import os
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -68,6 +69,16 @@ def test_every_round_of_scale_measures_all_points(monkeypatch):
         "s/step": 3.0, "spread": 4.0, "µs/token": 1.0, "peak GiB": 50.0,
     }  # fmt: skip
     assert second["s/step"] == 4.0
+
+
+def test_the_processes_of_a_point_share_the_cores_that_this_one_may_use(monkeypatch):
+    def started(words, env, **how):
+        Path(words[-1]).write_text(json.dumps({"rows": [env["OMP_NUM_THREADS"]]}))
+
+    monkeypatch.setattr(train_time.subprocess, "run", started)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 5, 7}, raising=False)
+    assert [train_time._alone(8, 16.0, count, 1) for count in (1, 2, 8)] == ["4", "2", "1"]
 
 
 def test_a_process_is_measured_on_one_gpu_of_as_many_as_there_are(monkeypatch):

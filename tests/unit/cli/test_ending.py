@@ -74,9 +74,11 @@ def test_the_end_of_a_run_of_which_an_evaluation_graded_nothing(tmp_path, capsys
     run.update(seconds=3.0)
     for step, reward in enumerate((None, 0.25, 0.5, None)):
         run.append_metrics({"step": step, "eval_reward": reward, "eval_reward_stderr": None})
-    show_end(run)
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "first 0.250 eval reward, best 0.500 at step 2 eval reward, last 0.500 m" in shown
+    for on_trackio in (True, False):
+        show_end(run, on_trackio=on_trackio)
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "first 0.250 eval reward, best 0.500 at step 2 eval reward, last 0.500 m" in shown
+        assert ("trackio show" in shown) is on_trackio
 
 
 LINES = """

@@ -99,6 +99,10 @@ def test_the_card_of_a_branch_loads_from_it(finished):
 
 
 def test_without_evaluation_and_licence_the_card_says_so(finished):
+    del finished.evaluations[1:]
+    text = model_card(finished, "me/lr", None, picture=False)
+    assert "does not cover other seeds.\n" in text and "too optimistic" not in text
+    finished.evaluations.clear()
     finished.rows.clear()
     text = model_card(finished, "me/lr", None, picture=False)
     assert "The run was never evaluated." in text

@@ -49,7 +49,7 @@ def test_braces_and_backslashes_in_a_question_stay(name):
 
 
 ASKED = r"What is \frac{1}{2}?"
-ROW = {"question": ASKED, "level": 3, "hint": None, "уровень": "C", "unit-price": 2}
+ROW = {"question": ASKED, "level": 3, "hint": None, "уровень": "C", "unit-price": 2, "self": 1}
 
 
 def written(tmp_path, name, text, system=None):

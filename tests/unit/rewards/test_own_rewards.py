@@ -63,6 +63,7 @@ class Judge:
         return [self.worth] * len(completions)
 
 number = 3
+fold = str.casefold  # a method, which has no module
 """
 
 
@@ -225,6 +226,7 @@ def raises(completions, **kwargs):
         (lambda completions, **_: 0.5, "'mine' returned 0.5, a float; return a list"),
         (lambda completions, **_: ["1", 0.0], "'mine' returned '1' for 'a'"),
         (lambda completions, **_: [0.0, math.inf], "'mine' returned inf for 'b'"),
+        (lambda completions, **_: [0.0, 10**400], "'mine' returned 10{9}.* for 'b'"),
         (lambda completions, **_: [0.0, [1]], r"'mine' returned \[1\] for 'b'"),
         (lambda completions, **_: "ab", "'mine' returned 'ab', a str"),
     ],
@@ -293,6 +295,8 @@ def test_workers_report_what_is_wrong_with_the_function(file):
         ([{"path": "answer", "name": "a\x1b[2J"}], "'answer' is 'a.x1b.*without control char"),
         (["/nowhere/reward.py:score"], "no file /nowhere/reward.py"),
         (["FOLDER/reward.py:number"], "is a int, which cannot be called"),
+        (["builtins.max"], "builtins.max does not say which arguments it takes"),
+        (["FOLDER/reward.py:lenghts"], "has no 'lenghts'; it has .*did you mean 'lengths'"),
         (["FOLDER/reward.py:Judge"], "cannot be made with kwargs"),
         (["FOLDER/broken.py:f"], "broken.py cannot be imported: NameError.*line 2 of broken.py"),
         (["FOLDER/exits.py:f"], "exits.py cannot be imported: SystemExit: 3 .line 1 of exits.py"),

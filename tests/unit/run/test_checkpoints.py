@@ -135,7 +135,9 @@ def test_what_was_recorded_after_the_checkpoint_is_deleted(resumable):
         run.write_rollouts(step, [{"prompt": "1+1"}])
     mine = run.rollout_file(9).with_name("step_final.jsonl")
     mine.write_text("of the user")
+    run.checkpoint_last.mkdir()  # of an end at step 5
     rewind(run, checkpoint)
+    assert not run.checkpoint_last.exists() and run.checkpoint_best.exists()
     assert list(run.metrics()) == REWARDS
     assert [row["step"] for row in read_jsonl(run.alerts_file)] == [4]
     assert {*mine.parent.iterdir()} == {run.rollout_file(4), mine}

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import time
 
@@ -127,6 +128,9 @@ def test_home_folders_are_hidden_only_in_what_is_published(monkeypatch):
     assert Masker().text(text) == "~/runs, /srv/annex, ~/x and https://a.b/home/c"
     assert Masker().value({"/srv/ann/a.py": 1}) == {"~/a.py": 1}
     assert Masker(hide_home=False).text(text) == text
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 54321)  # a user without an entry, as in a container
+    assert Masker().text("/srv/ann, /home/bob/x") == "/srv/ann, ~/x"
 
 
 def test_known_secrets_are_masked_and_a_placeholder_is_none():

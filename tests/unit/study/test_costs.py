@@ -1,6 +1,8 @@
 """Comparisons at equal cost, learning curves as parameters, and pass@1 against pass@k."""
 
+from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -117,6 +119,16 @@ def test_times_count_only_if_the_machine_was_free():
     for one in runs:
         del one.series[GENERATED_TOKENS]
     assert axis()[0] == "time"  # all that is known
+
+
+def test_an_arm_with_the_runs_of_another_shares_no_machine_with_it():
+    runs = [
+        run(arm, s, [0.1, 0.5], 200, record=record(10 * s + minute), directory=Path(f"{arm}{s}"))
+        for arm, minute in (("a", 0), ("b", 5))
+        for s in range(3)
+    ]
+    runs += [replace(one, arm="twin") for one in runs[:3]]
+    assert at_equal_cost(analyse(runs, METRIC), time_alone(runs))["b"].difference.n == 3
 
 
 @pytest.mark.parametrize("growth", [Growth(0.05, 0.9, 2.0, 10.0), Growth(0.2, 0.6, 3.0, 30.0)])

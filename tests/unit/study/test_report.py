@@ -30,6 +30,7 @@ from trl_ablate.study.report.curves import Run, Series, area, collapse_step, pla
 from trl_ablate.study.report.document import Document, Items
 from trl_ablate.study.report.foreign_runs import read_curves
 from trl_ablate.study.report.making import numbers_of, report_curves, report_study, write_files
+from trl_ablate.study.report.numbers import p_words
 from trl_ablate.study.report.outcomes import (
     improvement_interval,
     interquartile_mean,
@@ -340,6 +341,14 @@ def test_every_arm_keeps_its_colour():
     found = np.array([colour for _, colour in image.getcolors() or ()])
     wanted = np.array([to_rgb(colour) for colour in PALETTE]) * 255
     assert np.abs(wanted[:, None] - found).max(axis=2).min(axis=1).max() < 16
+
+
+@pytest.mark.parametrize(
+    ("p", "shown"), [(0.0496, "= 0.0496"), (0.0504, "= 0.0504"), (0.016, "= 0.016"),
+                     (0.0004, "< 0.001"), (1.0, "= 1.000"), (None, "= –")],
+)  # fmt: skip
+def test_a_p_value_shows_on_which_side_of_the_level_it_lies(p, shown):
+    assert p_words(p) == f"p {shown}"
 
 
 def test_an_arm_is_no_formula_of_a_spreadsheet(tmp_path):

@@ -69,6 +69,16 @@ def test_both_answers_have_the_margin(tmp_path):
     assert "the verdict depends on" not in shared
 
 
+def test_a_reference_has_its_own_best_value_where_others_are_compared_with_it(tmp_path):
+    """`twin` has the settings of `other`, whose best value is not that of `ref`."""
+    tops = {"ref": [0.4, 0.7], "other": [0.9, 0.3], "twin": [0.9, 0.3]}
+    plan = tuned_plan(tops, against={"twin": "other"})
+    own, shared, _ = report(plan, do_all(plan, RunStore(tmp_path / "runs")), tmp_path)
+    assert "other is better than ref" in own and "other is worse than ref" in shared
+    for answer in (own, shared):
+        assert "twin has the settings of other: same runs." in answer
+
+
 def test_a_factorial_study_can_be_tuned(tmp_path):
     """Cells × values; both answers are about the effects."""
     design = read_design({"scale": ["group", "none"], "norm": ["mean", "constant"]}, "1", "study")
@@ -114,5 +124,8 @@ def test_the_grid_has_no_cell_for_a_run_that_is_not_needed(done):
     console.print(grid(StudyRuns(plan, store)))
     shown = console.file.getvalue().partition("✓ finished")[0]
     assert shown.count("✓") == 12 + 15 and "·" not in shown
+    narrow = Console(file=io.StringIO(), width=60)
+    narrow.print(grid(StudyRuns(plan, store)))
+    assert "seeds 10000, …, 4" in narrow.file.getvalue()  # those of trials come first
     expected = total_of([StudyRuns(plan, store)])[1].worst
     assert len(expected.runs) == len(expected.done) == 27

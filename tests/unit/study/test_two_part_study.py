@@ -46,6 +46,15 @@ def test_the_file(write):
 
 
 @pytest.mark.parametrize(
+    ("seeds", "looks", "lowers"), [(5, (), False), (6, (), True), (12, (3, 5, 8, 12), True)]
+)
+def test_the_plan_says_where_an_exact_test_lowers_the_power(seeds, looks, lowers):
+    plan = make_plan({"ref": {"top": 0.5}, "other": {"top": 0.6}}, range(seeds), looks=looks)
+    first, *_ = power_lines(plan, 0.03)
+    assert ("an exact test has to agree, which lowers it" in first.plain) == lowers
+
+
+@pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
         ("reference_seeds: 24", "reference_seeds: 9", "give 16 or more"),

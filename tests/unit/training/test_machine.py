@@ -1,5 +1,6 @@
 """The doctor: what stops a recipe here, what is optional, and the command that fixes it."""
 
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -110,6 +111,13 @@ def test_what_stops_a_recipe_on_a_machine(machine, profile, settings, missing):
     found = mends(check_machine(resolve(profile, **settings), machine))
     assert found.keys() == missing.keys()
     assert all(words in found[what] for what, words in missing.items())
+
+
+def test_a_command_that_fixes_can_be_pasted(tmp_path):
+    recipe = tmp_path / "my recipe.yaml"
+    recipe.write_text("extends: grpo.yaml\n")
+    found = mends(check_machine(load_recipe(recipe, "h100"), replace(LAPTOP, free_gib=1)))
+    assert [shlex.split(found[what])[2] for what in ("GPU", "disk")] == [str(recipe)] * 2
 
 
 def test_a_look_around_finds_this_machine(tmp_path):

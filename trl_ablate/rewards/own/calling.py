@@ -210,7 +210,7 @@ def checked(name: str, output: Any, completions: Sequence[Any]) -> list[Reward]:
 def _number(name: str, value: Any, completion: Any) -> Reward:
     try:
         found = None if value is None else float(value)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         found = math.inf
     if isinstance(value, str | bytes) or (found is not None and math.isinf(found)):
         raise RewardError(

@@ -171,6 +171,13 @@ def calls_of(spec: RewardSpec) -> Calls:
             f"reward_funcs: {spec.path} is a {type(function).__name__}, which cannot be called; "
             "name a function, or a class with __call__"
         )
+    try:
+        inspect.signature(function)
+    except ValueError as error:  # some compiled ones
+        raise ConfigurationError(
+            f"reward_funcs: {spec.path} does not say which arguments it takes; call it in a "
+            "function of your own"
+        ) from error
     code: Any = function
     while isinstance(code, functools.partial):
         code = code.func

@@ -107,6 +107,8 @@ class Analysis:
     """From which on a run succeeds, where a study in two parts states it."""
     pool: int | None = None
     """Runs of the first arm that serve all comparisons at the last look, in two parts."""
+    references: Mapping[str, ArmResult] = field(default_factory=dict)
+    """Arms that have other runs where they are compared with than in `arms`."""
     comparisons: dict[Statistic, dict[str, Comparison]] = field(default_factory=dict)
 
     @property
@@ -127,7 +129,8 @@ class Analysis:
 
     def reference_of(self, name: str) -> ArmResult:
         """The arm that an arm is compared with."""
-        return self.arm(self.against.get(name, self.reference.name))
+        other = self.against.get(name, self.reference.name)
+        return self.references.get(other) or self.arm(other)
 
     @property
     def decisive(self) -> dict[str, Comparison]:
@@ -156,21 +159,21 @@ def analyse(
     judge: Judge = "paired",
     threshold: float | None = None,
     pool: int | None = None,
+    references: Sequence[Run] = (),
 ) -> Analysis:
     """Group runs by arm, in the order of first appearance, and compare them: with the first arm, or
-    with the one that `against` names; by position, or in two parts.
+    with the one that `against` names; by position, or in two parts. `references` are the runs of
+    arms where others are compared with them, if those are not the ones in `runs`.
 
     Failed and unfinished runs stay in the table without a value: neither 0 nor the value they had
     reached would be right. Collapsed and stopped runs have ended, and count with their final
     value.
     """
-    of_arms: dict[str, list[Run]] = {}
-    for run in runs:
-        of_arms.setdefault(run.arm, []).append(run)
-    arms = tuple(ArmResult(name, tuple(own), metric) for name, own in of_arms.items())
+    arms = tuple(_by_arm(runs, metric).values())
     found = Analysis(
-        metric, decide_on, arms, dict(against or {}), tuple(looks), margin, judge, threshold, pool
-    )
+        metric, decide_on, arms, dict(against or {}), tuple(looks), margin, judge, threshold, pool,
+        _by_arm(references, metric),
+    )  # fmt: skip
     both = [(arm, found.reference_of(arm.name)) for arm in arms[1:]]
     both = [(arm, other) for arm, other in both if not _are_same(arm, other)]
     same = {arm.name: Comparison(arm.name, Interval(0, None), None, None, Verdict.INESTIMABLE,
@@ -188,6 +191,13 @@ def analyse(
             judged = judge_at_looks(pairs, looks, within) if looks else judge_pairs(pairs, within)
         found.comparisons[of] = {**same, **judged}
     return found
+
+
+def _by_arm(runs: Iterable[Run], metric: str) -> dict[str, ArmResult]:
+    of_arms: dict[str, list[Run]] = {}
+    for run in runs:
+        of_arms.setdefault(run.arm, []).append(run)
+    return {name: ArmResult(name, tuple(own), metric) for name, own in of_arms.items()}
 
 
 def _are_same(arm: ArmResult, reference: ArmResult) -> bool:

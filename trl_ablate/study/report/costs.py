@@ -93,13 +93,14 @@ def generated_tokens(run: Run, curve: Series) -> np.ndarray | None:
 
 def time_alone(runs: Iterable[Run]) -> Cost:
     """Seconds, of the runs that shared their host with no other one."""
-    spans = {id(run): span for run in runs if (span := _span(run))}
+    spans = {run.directory or id(run): span for run in runs if (span := _span(run))}
 
     def cost(run: Run, curve: Series) -> np.ndarray | None:
-        if id(run) not in spans or run.record.get("seconds_before"):
+        own = run.directory or id(run)
+        if own not in spans or run.record.get("seconds_before"):
             return None  # of a resumed run it is not known where and when its first part ran
-        host, start, end = spans[id(run)]
-        others = [span for key, span in spans.items() if key != id(run)]
+        host, start, end = spans[own]
+        others = [span for key, span in spans.items() if key != own]
         shared = any(at == host and began < end and start < ended for at, began, ended in others)
         return None if shared else time(run, curve)
 

@@ -39,7 +39,8 @@ POOLED_NOTE = (
     "test of Cochran, Mantel and Haenszel; the mean of the differences by a random-effects model "
     "(Paule-Mandel, Hartung-Knapp) over the groups with three successes of each, the share of "
     "their variance that is between groups (I²), and where a new group's true difference lies with "
-    "about 95 %. 'Without one' is the range over the groups left out one by one, of three or more."
+    "95 % (85 to 93 % where groups are few and differ). 'Without one' is the range over the groups "
+    "left out one by one, of three or more."
 )
 
 

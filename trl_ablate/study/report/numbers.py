@@ -39,7 +39,11 @@ def p_words(value: float | None) -> str:
 
 
 def p_value(value: float | None) -> str:
-    return NOTHING if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+    """With a digit more near 0.05, so that it shows on which side of the level it lies."""
+    if value is None:
+        return NOTHING
+    near = f"{value:.3f}" == "0.050"
+    return "< 0.001" if value < 0.001 else f"{value:.{3 + near}f}"
 
 
 def step(value: float | None) -> str:

@@ -111,7 +111,7 @@ def at_reference(found: TunedRuns, own: Analysis) -> Section:
         return Section(title)
     analysis = analyse(
         found.at_reference, plan.primary_metric, plan.decide_on, plan.against,
-        margin=plan.equivalence_margin,
+        margin=plan.equivalence_margin, references=found.own,
     )  # fmt: skip
     values = dict.fromkeys(map(found.best_of_reference, found.arms))
     about = Text(
