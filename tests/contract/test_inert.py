@@ -23,6 +23,7 @@ OWN = {
 }  # fmt: skip
 """Other values than TRL's of the knobs that one loss type has alone."""
 LEVEL = {"importance_sampling_level": "sequence"}
+KL_TIMES_RATIO = {"beta": 0.5, "use_bias_correction_kl": True}
 
 
 def gradient(trainer, batch, **changes) -> torch.Tensor:
@@ -35,6 +36,8 @@ def gradient(trainer, batch, **changes) -> torch.Tensor:
     trainer.epsilon_low, trainer.epsilon_high = low, low if high is None else high
     if not trainer.args.on_policy:
         batch = {**batch, "old_per_token_logps": nearby(trainer.model, batch, 1.0)}
+    if trainer.args.beta:
+        batch = {**batch, "ref_per_token_logps": nearby(trainer.model, batch, 0.5)}
     return gradients(trainer._compute_loss(trainer.model, batch), trainer.model)
 
 
@@ -48,6 +51,9 @@ CASES = [
     *(({"loss_type": loss_type, "top_entropy_quantile": share, "epsilon_high": 5.0}, LEVEL)
       for loss_type in LOSS_TYPES for share in (1.0, 0.2)),
     *(({"loss_type": "grpo", "surrogate": surrogate, "top_entropy_quantile": 0.2}, LEVEL)
+      for surrogate in choices(Surrogate)),
+    *(({"loss_type": loss_type, **KL_TIMES_RATIO}, LEVEL) for loss_type in LOSS_TYPES),
+    *(({"loss_type": "grpo", "surrogate": surrogate, **KL_TIMES_RATIO}, LEVEL)
       for surrogate in choices(Surrogate)),
     *(({"loss_type": loss_type}, OWN) for loss_type in ("sapo", "vespo")),
     *(({"loss_type": loss_type, "surrogate": surrogate, "epsilon": 0.2, "epsilon_high": 0.3},

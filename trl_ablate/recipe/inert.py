@@ -103,13 +103,16 @@ def _objective_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
     own_rollouts = not config.knows_sampler and task.rollout_func is None
     clips = loss_type in SURROGATE_LOSS_TYPES
     at_one = clips and on_policy and (surrogate != "probability" or own_rollouts)
+    in_kl = config.beta != 0 and config.kl_in == "loss" and config.use_bias_correction_kl
     weighs_tokens = (
-        config.top_entropy_quantile < 1.0
+        in_kl
+        or config.top_entropy_quantile < 1.0
         or (config.corrects_sampler and config.vllm_importance_sampling_mode.startswith("token"))
-        or (config.beta != 0 and config.kl_in == "loss" and config.use_bias_correction_kl)
     )
     of_ratio = at_one or (on_policy and loss_type == "sapo")
-    levels_agree = (of_ratio and not weighs_tokens) or (on_policy and loss_type == "cispo")
+    levels_agree = (of_ratio and not weighs_tokens) or (
+        on_policy and loss_type == "cispo" and not in_kl
+    )
     of_sequence = config.importance_sampling_level == "sequence"
     others = ("reinforce", "one_sided") if of_sequence else ("geometric",)
     spread = surrogate in others and weighs_tokens
@@ -118,6 +121,7 @@ def _objective_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
     own_high = loss_type == "cispo" and config.epsilon_high is not None
     same = f"{ON_POLICY}, so clip, no_clip and reinforce have the same gradient"
     one_gradient = f"{ON_POLICY}, where the ratio of a sequence has the gradient of its tokens'"
+    of_any_level = surrogate == "geometric" or (surrogate in OF_ANY_LEVEL and not in_kl)
     no_level = f"surrogate '{surrogate}' is the same at any level"
     no_clip = f"surrogate '{surrogate}' does not clip"
     own_clip = f"loss_type '{loss_type}' does not clip"
@@ -133,8 +137,12 @@ def _objective_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
         (at_one, "epsilon epsilon_high", same),
         (at_one and not spread, "surrogate", same),
         (levels_agree, "importance_sampling_level", one_gradient),
-        (loss_type == "vespo", "importance_sampling_level", "loss_type 'vespo' does not read it"),
-        (clips and surrogate in OF_ANY_LEVEL, "importance_sampling_level", no_level),
+        (
+            loss_type == "vespo" and not in_kl,
+            "importance_sampling_level",
+            "loss_type 'vespo' does not read it",
+        ),
+        (clips and of_any_level, "importance_sampling_level", no_level),
         (at_one and no_low_cap, "delta", same),
         (unclipped, "epsilon epsilon_high", no_clip),
         (unclipped and no_low_cap, "delta", no_clip),

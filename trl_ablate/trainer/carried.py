@@ -77,7 +77,9 @@ def restore(trainer: Any, checkpoint: Path) -> None:
             )
         load_model(trainer.accelerator.unwrap_model(trainer.ref_model), reference)
     trainer.sampler.restore(checkpoint)
-    file = _file(trainer, checkpoint)
+    own = file = _file(trainer, checkpoint)
+    if not own.exists():  # more processes than wrote it: the counters are the same in every file
+        file = min(checkpoint.glob("carried_*.pt"), default=own)
     if not file.exists():
         logger.warning(
             "%s does not exist: the next logged row may differ from that of a run that was not "
@@ -88,7 +90,7 @@ def restore(trainer: Any, checkpoint: Path) -> None:
     carried = torch.load(file, map_location="cpu", weights_only=True)
     trainer.generated_tokens = carried["values"].get("generated_tokens", 0)
     trainer.idle_steps.skipped = carried.get("skipped_steps", 0)
-    if carried["layout"] != _layout(trainer):
+    if file != own or carried["layout"] != _layout(trainer):
         logger.warning(
             "%s was written with %s, but this run has %s: its rollouts and its next logged row "
             "differ from those of a run that was not stopped",

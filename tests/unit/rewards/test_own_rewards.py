@@ -226,6 +226,7 @@ def raises(completions, **kwargs):
         (lambda completions, **_: 0.5, "'mine' returned 0.5, a float; return a list"),
         (lambda completions, **_: ["1", 0.0], "'mine' returned '1' for 'a'"),
         (lambda completions, **_: [0.0, math.inf], "'mine' returned inf for 'b'"),
+        (lambda completions, **_: [0.0, 1e39], r"'mine' returned 1e\+39 for 'b'"),
         (lambda completions, **_: [0.0, 10**400], "'mine' returned 10{9}.* for 'b'"),
         (lambda completions, **_: [0.0, [1]], r"'mine' returned \[1\] for 'b'"),
         (lambda completions, **_: "ab", "'mine' returned 'ab', a str"),

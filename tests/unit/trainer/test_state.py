@@ -64,8 +64,11 @@ def test_a_numbered_cpu_can_be_loaded_onto_once_resuming_has_asked_for_it():
     assert torch.load(file, map_location="cpu:1").tolist() == [0, 1, 2]
 
 
-def test_totals_are_restored_also_into_another_layout(tmp_path):
-    args = SimpleNamespace(sync_ref_model=False, process_index=0, **dict.fromkeys(carried.LAYOUT))
+@pytest.mark.parametrize("process", [0, 1])
+def test_totals_are_restored_also_into_another_layout(tmp_path, process):
+    """In every process, also where one wrote the checkpoint: draws are those of all processes."""
+    numbers = dict.fromkeys(carried.LAYOUT)
+    args = SimpleNamespace(sync_ref_model=False, process_index=process, **numbers)
     sampler: Any = SimpleNamespace(restore=lambda checkpoint: None)
     args.steps_per_generation = 4
     resumed = SimpleNamespace(

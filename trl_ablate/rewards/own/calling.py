@@ -29,6 +29,8 @@ END = os._exit
 _calls = 0
 """How many are in progress: of two async functions, the first to begin may be the first to end."""
 
+LARGEST = 3.4e38
+"""Of what float32 holds, which rewards become."""
 Reward = float | None
 
 
@@ -212,7 +214,7 @@ def _number(name: str, value: Any, completion: Any) -> Reward:
         found = None if value is None else float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         found = math.inf
-    if isinstance(value, str | bytes) or (found is not None and math.isinf(found)):
+    if isinstance(value, str | bytes) or (found is not None and abs(found) > LARGEST):
         raise RewardError(
             f"reward function '{name}' returned {shown(value)} for {shown(completion)}; return a "
             "finite number, or None for an ungraded completion, then rerun with --resume"
