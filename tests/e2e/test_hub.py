@@ -183,6 +183,8 @@ def test_a_revision_is_a_branch_of_its_own(hub, run):
     assert b'revision="seed3")' in hub.files(REPO, "seed3")["README.md"]
     push_run(run, revision="seed3")
     assert hub.commits(REPO) == 1
+    push_run(run, revision="")
+    assert hub.repositories[REPO].branches.keys() == {"main", "seed3"}
 
 
 @pytest.mark.slow
@@ -210,3 +212,9 @@ def test_the_command_ends_in_one_sentence(hub, run, monkeypatch, capsys):
     assert main([str(run.path)]) == 1
     assert "has a character that no token has" in capsys.readouterr().err
     assert main(["nosuch"]) == 2 and "nosuch/run.json does not exist" in capsys.readouterr().err
+    assert main([str(run.path), "--repo_id", "a b"]) == 2
+    assert capsys.readouterr().err.startswith("error: 'a b' is no name of a repository; give OWNER")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    hub.faults.append(Fault("/whoami", 200))  # with JSON, but not the Hub's
+    assert main([str(run.path)]) == 1
+    assert "it is not a Hugging Face Hub; check HF_ENDPOINT" in capsys.readouterr().err

@@ -16,6 +16,7 @@ by a suffix, and links are not followed. Not published: optimizer states, pickle
 """
 
 from trl_ablate.errors import PublishError
+from trl_ablate.hub.contents import check_name
 from trl_ablate.hub.publishing import check_token, files_of, publish_command, push_run
 
-__all__ = ["PublishError", "check_token", "files_of", "publish_command", "push_run"]
+__all__ = ["PublishError", "check_name", "check_token", "files_of", "publish_command", "push_run"]

@@ -28,8 +28,9 @@ from trl_ablate.run.untrusted import (
 TEMPLATE = Path(__file__).with_name("card.md.j2")
 TAGS = ("trl", "trl-ablate", "grpo", "reinforcement-learning")
 
-Licence = Mapping[str, str]
-"""`license` of the Hub's metadata, and `license_name` and `license_link` where it is `other`."""
+Licence = Mapping[str, str | list[str]]
+"""`license` of the Hub's metadata, or several, and `license_name` and `license_link` where it is
+`other`."""
 
 _NO_RESULT = re.compile(r"^[^/]*(_stderr|_runtime|_per_second)(/|$)")
 
@@ -43,6 +44,7 @@ def model_card(
     record, config, settings = run.record, run.config["config"], run.config["settings"]
     named = ["recipe", "profile", "arm", "seed"] + ["study"] * bool(record.get("study"))
     space = config.get("trackio_space_id") or config.get("trackio_static_space_id")
+    terms = licence or {}
     scaled = {"learning_rate_scale": 1.0} if "learning_rate_scale" in settings else {}
     shown = template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         run=run,
@@ -61,7 +63,7 @@ def model_card(
         command=shlex.join(_command(record)),
         versions=_versions(record),
         settings=yaml.safe_dump({**settings, **scaled}, allow_unicode=True).rstrip(),
-        terms=(licence or {}).get("license_name") or (licence or {}).get("license"),
+        terms=", ".join(_names(terms.get("license_name") or terms.get("license") or [])),
         space=space and hub_id(space if "/" in space else f"{repo_id.partition('/')[0]}/{space}"),
     )
     return run.masker.text(shown)
@@ -79,16 +81,21 @@ def _metadata(run: FinishedRun, repo_id: str, licence: Licence | None) -> str:
         eval_results=_eval_results(run),
     )
     for key, value in (licence or {}).items():
-        data[key] = on_one_line(str(value))
+        names = _names(value)
+        data[key] = names if names[1:] else names[0]
     if base:
         data["base_model_relation"] = "adapter" if run.is_adapter else "finetune"
     return data.to_yaml()
 
 
+def _names(value: str | list[str]) -> list[str]:
+    return [on_one_line(str(one)) for one in (value if isinstance(value, list) else [value])]
+
+
 def _eval_results(run: FinishedRun) -> list[EvalResult] | None:
     """The reward of the model at the repository's root, for the list that the Hub shows."""
     row = run.best_evaluation if run.chosen == BEST else next(reversed(run.evaluations), None)
-    if row is None or run.dataset is None:
+    if row is None or row.get("eval_reward") is None or run.dataset is None:
         return None
     return [
         EvalResult(

@@ -14,7 +14,6 @@ from typing import TypeVar
 from huggingface_hub import constants, get_token, set_client_factory
 from huggingface_hub.errors import (
     HfHubHTTPError,
-    HFValidationError,
     HTTPError,
     OfflineModeIsEnabled,
     Response,
@@ -76,9 +75,7 @@ def failures_in_words(repo_id: str) -> Iterator[None]:
         raise PublishError(
             "HF_HUB_OFFLINE is set, so nothing can be published; unset it and publish again"
         ) from error
-    except HFValidationError as error:
-        raise PublishError(f"'{repo_id}' is not a valid repository name: {_line(error)}") from error
-    except (HTTPError, JSONDecodeError) as error:
+    except (HTTPError, JSONDecodeError, KeyError) as error:
         raise PublishError(_sentence(error, repo_id)) from error
     except (RuntimeError, ValueError, OSError) as error:
         if isinstance(error, ConfigurationError):
@@ -128,7 +125,7 @@ _BY_STATUS = {
 
 def _sentence(error: Exception, repo_id: str) -> str:
     """What happened, and what to do about it."""
-    if isinstance(error, JSONDecodeError):
+    if isinstance(error, (JSONDecodeError, KeyError)):  # no JSON, or other JSON than the Hub's
         return f"{constants.ENDPOINT} answers, but it is not a Hugging Face Hub; check HF_ENDPOINT"
     if not isinstance(error, HfHubHTTPError):
         return (

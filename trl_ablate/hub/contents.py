@@ -69,6 +69,17 @@ def hub_id(name: str | None) -> str | None:
     return None
 
 
+def check_name(name: str | None) -> None:
+    """Refuse what cannot be the name of a repository; the default, None or empty, can."""
+    try:
+        validate_repo_id(name or "default")
+    except HFValidationError as error:
+        raise ConfigurationError(
+            f"'{name}' is no name of a repository; give OWNER/NAME or NAME, of letters, digits, "
+            "'-', '_' and '.'"
+        ) from error
+
+
 @dataclass(frozen=True)
 class FinishedRun:
     """The records of a run that has ended, without secrets.
@@ -147,10 +158,13 @@ class FinishedRun:
 
     @property
     def best_evaluation(self) -> dict[str, Any] | None:
-        """The evaluation that chose `checkpoint_best`, or else the one with the highest reward."""
-        chosen_at = (RunDirectory(self.path).best() or {}).get("step")
-        chosen = [row for row in self.evaluations if row["step"] == chosen_at]
-        return max(chosen or self.evaluations, key=lambda row: row["eval_reward"], default=None)
+        """The evaluation that chose `checkpoint_best`, of which a resume from an earlier step may
+        have left only what is noted there; or else the one with the highest reward."""
+        best = RunDirectory(self.path).best()
+        if best is None:
+            return max(self.evaluations, key=lambda row: row["eval_reward"], default=None)
+        noted = {"step": best["step"], best["metric"]: best["value"]}
+        return next((row for row in self.evaluations if row["step"] == best["step"]), noted)
 
     def files(self) -> dict[str, Source]:
         """Path in the repository -> content, without the card, which depends on the Hub."""
@@ -161,8 +175,8 @@ class FinishedRun:
         }
         rollouts = key_rollouts(run.rollout_files(), self.best_evaluation)
         for file in (run.metrics_file, run.alerts_file, *rollouts):
-            if file.is_file():
-                published[file.relative_to(self.path).as_posix()] = self._cleaned(file)
+            if file.is_file() and (content := self._cleaned(file)):
+                published[file.relative_to(self.path).as_posix()] = content
         for name, files in self.checkpoints.items():
             model = {file: self._checked(at) for file, at in files.items()}
             published |= {f"{name}/{file}": source for file, source in model.items()}

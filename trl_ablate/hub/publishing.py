@@ -15,7 +15,15 @@ from huggingface_hub.errors import HfHubHTTPError
 from trl_ablate.errors import PublishError
 from trl_ablate.hub.card import Licence, model_card
 from trl_ablate.hub.client import failures_in_words, patiently, require_token
-from trl_ablate.hub.contents import PICTURE, FinishedRun, Source, hub_id, is_of_a_run, read_run
+from trl_ablate.hub.contents import (
+    PICTURE,
+    FinishedRun,
+    Source,
+    check_name,
+    hub_id,
+    is_of_a_run,
+    read_run,
+)
 from trl_ablate.run.directory import RunDirectory
 
 CARD = "README.md"
@@ -41,6 +49,7 @@ def push_run(
         revision: branch to publish to, created if it is missing. None: `main`.
         show: is called with path and size of every file before the first upload.
     """
+    check_name(repo_id)
     try:
         secret = require_token(token)
     except PublishError:
@@ -51,7 +60,7 @@ def push_run(
     if show:
         show(sizes(files))
     try:
-        return _publish(finished, files, secret, repo_id, private, revision)
+        return _publish(finished, files, secret, repo_id, private, revision or None)
     except PublishError as error:
         raise PublishError(
             f"not published: {finished.masker.text(str(error))}. The run in {run.path} is "

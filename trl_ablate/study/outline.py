@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from trl_ablate.errors import ConfigurationError
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.untrusted import FirstThatFits
 from trl_ablate.study.expected_hours import PROBE_STEPS, Estimate, Share, total_of
@@ -235,7 +236,10 @@ def _progress(arm: PlannedArm, run: PlannedRun, runs: StudyRuns) -> tuple[list[s
         return [], None
     file = directory.metrics_file.stat()
     change = file.st_mtime_ns, file.st_size
-    step, value = _last(directory, runs.plan.primary_metric, change)
+    try:
+        step, value = _last(directory, runs.plan.primary_metric, change)
+    except ConfigurationError:  # other runs are shown, and go on; the report says what is damaged
+        return ["damaged"], None
     goes_on = status in ("running", "interrupted") and step is not None
     words = [f"{step:g}/{arm.grpo_steps}"] if goes_on else []
     return (words if value is None else [*words, f"{value:.3f}"]), value

@@ -99,8 +99,9 @@ def claim(start: Start) -> AbstractContextManager[None]:
     config = start.resolved.config
     check_device(start.resolved)
     if config.push_to_hub:
-        from trl_ablate.hub import check_token  # it draws: matplotlib takes long to import
+        from trl_ablate.hub import check_name, check_token  # matplotlib takes long to import
 
+        check_name(config.hub_model_id)
         check_token(config.hub_token)
     return claimed(start.directory, start.mode)
 

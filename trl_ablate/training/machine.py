@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from trl_ablate.errors import ConfigurationError
-from trl_ablate.miniature.registry import is_miniature
+from trl_ablate.miniature.registry import is_miniature, world_of_model
 from trl_ablate.recipe.places import LARGE_GPU_GIB, SHIPPED
 from trl_ablate.reward_specs import GYM
 from trl_ablate.run.identity import cores, version_of
@@ -217,6 +217,13 @@ def lacking(resolved: "Resolved") -> Iterator[Finding]:
     import torch
     from transformers.integrations import get_available_reporting_integrations
 
+    try:
+        name = starting_point(resolved)
+        if is_miniature(name) and ".py" not in name:  # a file of the user is not executed
+            world_of_model(name)
+    except ConfigurationError as error:
+        found, _, fix = str(error).rpartition("; ")
+        yield Finding("model", found, fix)
     for what, package in _packages_for(resolved):
         if not is_here(package):
             source = IN_EXTRAS.get(package, package)
@@ -232,6 +239,22 @@ def lacking(resolved: "Resolved") -> Iterator[Finding]:
         if name not in (*here, "none", "all"):
             fix = f"run pip install {name}, or report to one of: none, {', '.join(here)}"
             yield Finding(name, f"report_to is '{name}', which is not installed", fix)
+
+
+def starting_point(resolved: "Resolved") -> str:
+    """Model id or folder that training starts from."""
+    start, starts = resolved.task.start, resolved.task.starts or {}
+    if start != "base" and start not in starts:
+        raise ConfigurationError(
+            f"start is '{start}', but profile '{resolved.profile}' has no such entry in starts (it "
+            f"has: base, {', '.join(starts)}); add it there"
+        )
+    name = resolved.model.model_name_or_path if start == "base" else starts[start]
+    if name is None:
+        raise ConfigurationError(
+            f"profile '{resolved.profile}' names no model; give --model_name_or_path"
+        )
+    return name
 
 
 def is_here(package: str) -> bool:

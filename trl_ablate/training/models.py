@@ -30,6 +30,7 @@ from trl_ablate.miniature.registry import is_miniature, world_of_model
 from trl_ablate.recipe.resolving import Resolved
 from trl_ablate.run.failures import one_sentence
 from trl_ablate.trainer.temporary import replaced
+from trl_ablate.training.machine import starting_point
 
 logger = logging.get_logger(__name__)
 
@@ -276,22 +277,6 @@ def merged_adapter(folder: str, resolved: Resolved) -> PreTrainedModel:
             trust_remote_code=resolved.config.trust_remote_code,
         )
     return adapted.merge_and_unload()
-
-
-def starting_point(resolved: Resolved) -> str:
-    """Model id or folder that training starts from."""
-    start, starts = resolved.task.start, resolved.task.starts or {}
-    if start != "base" and start not in starts:
-        raise ConfigurationError(
-            f"start is '{start}', but profile '{resolved.profile}' has no such entry in starts (it "
-            f"has: base, {', '.join(starts)}); add it there"
-        )
-    name = resolved.model.model_name_or_path if start == "base" else starts[start]
-    if name is None:
-        raise ConfigurationError(
-            f"profile '{resolved.profile}' names no model; give --model_name_or_path"
-        )
-    return name
 
 
 def starting_model(resolved: Resolved) -> str:

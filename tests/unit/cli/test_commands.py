@@ -163,6 +163,9 @@ def test_lists_and_single_values_are_not_several():
          "missing: memory (estimate); fix: change what `trl-ablate plan` proposes"),
         (["quickstart", "--use_peft", "true", "--beta", "0.1"], 0, "can run here"),
         (["quickstart", "--report_to", "wandb"], 1, "missing: wandb; fix: run pip install wandb"),
+        (["grpo", "--profile", "none", "--use_cpu", "true"], 1, "missing: model; fix: give"),
+        (["quickstart", "--start", "nope"], 1, "missing: model; fix: add it there"),
+        (["quickstart", "--model_name_or_path", "miniature/nope"], 1, "model; fix: it has the"),
         (["quickstart", "--use_liger_kernel", "true"], 1, "missing: liger-kernel; fix: run pip"),
     ],
 )  # fmt: skip

@@ -33,6 +33,13 @@ def test_the_metadata_names_base_data_licence_and_result(finished):
     assert "split" not in result["dataset"]  # the data may have no `validation`, only a `test`
 
 
+def test_a_base_with_several_licences_hands_on_each(finished):
+    metadata, text = card_of(finished, {"license": ["mit", "apache-2.0"]})
+    assert metadata["license"] == ["mit", "apache-2.0"]
+    assert "mit, apache-2.0, the same as the model it was trained from" in text
+    assert card_of(finished, {"license": ["mit"]})[0]["license"] == "mit"
+
+
 def test_the_card_says_what_changed_what_came_out_and_how_to_do_it_again(directory):
     finished = read_run(directory)
     _, text = card_of(finished)

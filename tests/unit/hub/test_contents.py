@@ -49,6 +49,17 @@ def test_a_link_is_refused_with_what_to_do(directory, tmp_path, name):
         files_of(directory)
 
 
+def test_a_best_model_whose_row_a_resume_has_dropped_keeps_its_own_number(directory):
+    best = directory.path / "checkpoint_best" / "best.json"
+    write_json(best, {"metric": "eval_reward", "value": 0.75, "step": 8})
+    card = model_card(read_run(directory), "me/lr", None, picture=False)
+    assert "| first (step 0) | best (step 8) | last (step 6) |" in card
+    assert "| 0.030 ± 0.012 | 0.750 | 0.010 ± 0.012 |" in card and "value: 0.75\n" in card
+    write_json(best, {"metric": "eval_answer_reward", "value": 0.4, "step": 8})
+    card = model_card(read_run(directory), "me/lr", None, picture=False)
+    assert "| best (step 8) |" in card and "model-index" not in card
+
+
 @pytest.mark.parametrize("public", [False, True])
 def test_the_list_is_shown_before_the_upload_and_a_refused_one_gives_the_command(
     directory, monkeypatch, public
@@ -105,10 +116,13 @@ def test_the_hub_allows_the_default_name_of_a_repository(directory, arm, name):
     validate_repo_id(f"me/{found}")
 
 
-def test_a_half_written_last_line_is_left_out(directory):
+def test_a_half_written_last_line_and_an_empty_file_are_left_out(directory):
+    directory.alerts_file.touch()
     with directory.metrics_file.open("a") as file:
         file.write('{"step": 7, "gr')
-    content = read_run(directory).files()["metrics.jsonl"]
+    files = read_run(directory).files()
+    assert "alerts.jsonl" not in files
+    content = files["metrics.jsonl"]
     assert isinstance(content, bytes)
     assert [json.loads(line)["step"] for line in content.splitlines()] == [0, 2, 2, 4, 6]
 

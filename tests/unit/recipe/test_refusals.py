@@ -160,6 +160,8 @@ REFUSED_HERE = {
         ({"use_liger_kernel": True}, "use_liger_kernel is true, but liger-kernel is not installed"),
         ({"report_to": "wandb"}, "report_to is 'wandb', which is not installed"),
         ({"cache_implementation": "offloaded"}, "'offloaded', .*this machine has no GPU"),
+        ({"start": "nope"}, "start is 'nope', but profile 'miniature' has no such entry"),
+        ({"model_name_or_path": "miniature/nope"}, "'miniature/nope' is no world and no stage"),
         ({"fsdp": "full_shard"}, "fsdp .* several processes.*accelerate launch"),
         ({"cache_implementation": "dynamic"}, None),
     ],

@@ -11,7 +11,7 @@ from trl_ablate.recipe.fields import LOADER_KEYS
 from trl_ablate.recipe.places import SHIPPED, suitable_profile
 from trl_ablate.recipe.resolving import resolve_run
 from trl_ablate.recipe.strict import read_mapping
-from trl_ablate.training.models import starting_point
+from trl_ablate.training.machine import starting_point
 
 ARMS = sorted(path for path in SHIPPED.glob("*.yaml") if path.stem != "grpo")
 PROFILES = sorted(path.stem for path in (SHIPPED / "profiles").glob("*.yaml"))

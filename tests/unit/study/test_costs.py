@@ -11,6 +11,7 @@ from tests.support.synthetic_study import METRIC, write_study
 from trl_ablate.metrics import GENERATED_TOKENS
 from trl_ablate.study.report.analysis import analyse
 from trl_ablate.study.report.costs import (
+    TOKENS,
     at_equal_cost,
     axis_of_cost,
     costs_table,
@@ -129,6 +130,22 @@ def test_an_arm_with_the_runs_of_another_shares_no_machine_with_it():
     ]
     runs += [replace(one, arm="twin") for one in runs[:3]]
     assert at_equal_cost(analyse(runs, METRIC), time_alone(runs))["b"].difference.n == 3
+
+
+def test_a_trial_that_is_not_compared_shares_the_machine_too():
+    runs = [
+        run(arm, s, [0.1, 0.5 + 0.1 * s], 200, record=record(10 * s + minute))
+        for arm, minute in (("a", 0), ("b", 5))
+        for s in range(3)
+    ]
+    trial = run("a", 10000, [0.1, 0.5], 200, record=record(1) | {"seconds": 1800.0})
+
+    def equal_time(beside: list[Run]) -> str:
+        (grid,) = costs_table(replace(analyse(runs, METRIC), beside=beside)).blocks
+        return grid.rows[0][grid.header.index("equal time")]
+
+    assert equal_time([]) == equal_time(runs) != equal_time([*runs, trial]) == "–"
+    assert [axis_of_cost(runs, METRIC, also)[1] for also in (runs, [trial])] == ["time", TOKENS]
 
 
 @pytest.mark.parametrize("growth", [Growth(0.05, 0.9, 2.0, 10.0), Growth(0.2, 0.6, 3.0, 30.0)])

@@ -2,8 +2,10 @@
 
 import json
 import shutil
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
 from tests.support.studies import run_here
 from tests.support.synthetic_study import write_study
@@ -11,6 +13,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.study.cleaning import find_rubbish
 from trl_ablate.study.definition import load_study
 from trl_ablate.study.kept_runs import keep, restore
+from trl_ablate.study.outline import grid
 from trl_ablate.study.planned import save_plan, saved_plan
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.report.sections import samples
@@ -103,6 +106,14 @@ def test_a_run_that_cannot_be_read_is_left_alone_and_the_others_go_on(study, tmp
     assert len(find_rubbish(study.again(), results=True)) == 12
     shutil.rmtree(damaged.path)
     assert len(run_here(study.store, study.plan).done) == 12
+
+
+def test_a_broken_row_costs_the_grid_no_other_run(study):
+    file = study.store.directory(next(iter(study.plan.runs()))).metrics_file
+    file.write_text("{broken\n" + file.read_text())
+    Console(file=(printed := StringIO()), width=120).print(grid(study))
+    shown = printed.getvalue()
+    assert shown.count("damaged") == 1 and shown.count("✓ 0.") == 11
 
 
 def test_entries_and_rollouts_of_another_shape_cost_no_report(study, report):

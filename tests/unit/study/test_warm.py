@@ -86,6 +86,13 @@ def test_it_ends_as_python_does(begin, tmp_path):
     assert begin(signal.raise_signal, signal.SIGTERM).wait(30) == -signal.SIGTERM
 
 
+def test_ctrl_c_right_after_the_start_is_not_lost(begin):
+    for _ in range(10):
+        process = begin(time.sleep, 30)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 128 + signal.SIGINT
+
+
 class SlowToRead:
     """Takes a minute to unpickle, as a target does whose module is imported for it."""
 

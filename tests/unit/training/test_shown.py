@@ -98,6 +98,14 @@ def test_a_failed_push_says_how_to_publish_the_finished_run(tmp_path, monkeypatc
     assert "\n" not in str(raised.value) and "\x1b" not in str(raised.value)
 
 
+def test_a_repository_that_cannot_be_is_refused_before_the_training(tmp_path):
+    given = {"output_dir": str(tmp_path / "run"), "push_to_hub": True, "hub_model_id": "a b"}
+    resolved = load_recipe(SHIPPED / "grpo.yaml", "miniature", given)
+    start = lifecycle.Start(resolved, "new", None, None, ["train"])  # type: ignore
+    with pytest.raises(ConfigurationError, match="'a b' is no name of a repository"):
+        lifecycle.claim(start)
+
+
 def test_rollouts_are_a_table_of_text(monkeypatch):
     logged = []
     monkeypatch.setattr(trackio, "log", logged.append)

@@ -145,8 +145,10 @@ def serve(connection: socket.socket, modules: Sequence[str]) -> Callable[[], int
 def _fork_and_wait(answers: int, kept: Sequence[int]) -> None:
     """Returns in the new process alone. `answers` stays open in it, too: if the waiter is killed,
     the runner learns when it ends."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # a fork forgets one that has come
     pid = os.fork()
     if pid == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         return
     for one in kept:  # of which some are locks
         os.close(one)

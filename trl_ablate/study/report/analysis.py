@@ -109,6 +109,8 @@ class Analysis:
     """Runs of the first arm that serve all comparisons at the last look, in two parts."""
     references: Mapping[str, ArmResult] = field(default_factory=dict)
     """Arms that have other runs where they are compared with than in `arms`."""
+    beside: Sequence[Run] = ()
+    """All runs of the study: those that are not compared can have shared a machine, too."""
     comparisons: dict[Statistic, dict[str, Comparison]] = field(default_factory=dict)
 
     @property

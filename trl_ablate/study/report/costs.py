@@ -66,11 +66,11 @@ def _at_equal(
     return first, second
 
 
-def axis_of_cost(runs: Sequence[Run], metric: str) -> tuple[Cost, str]:
+def axis_of_cost(runs: Sequence[Run], metric: str, beside: Sequence[Run] = ()) -> tuple[Cost, str]:
     """By what curves are drawn beside steps, and its name: time, if all runs had their machine to
     themselves; else generated tokens; else the time that is known."""
     drawn = [(run, run.series[metric]) for run in runs if metric in run.series]
-    for cost, name in ((time_alone(runs), TIME), (generated_tokens, TOKENS)):
+    for cost, name in ((time_alone([*runs, *beside]), TIME), (generated_tokens, TOKENS)):
         if all(cost(run, series) is not None for run, series in drawn):
             return cost, name
     return time, TIME
@@ -134,7 +134,7 @@ def costs_table(analysis: Analysis) -> Section:
     kinds = {
         "equal steps": final | {arm: of for arm, of in at_same.items() if arm in unlike},
         "equal tokens": at_equal_cost(analysis, generated_tokens),
-        "equal time": at_equal_cost(analysis, time_alone(analysis.runs)),
+        "equal time": at_equal_cost(analysis, time_alone([*analysis.runs, *analysis.beside])),
         "area under the curve": area,
     }
     learns = {Verdict.BETTER: "sooner", Verdict.WORSE: "later"}

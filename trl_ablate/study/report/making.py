@@ -68,7 +68,7 @@ def report_study(
         raise ConfigurationError(f"study {study}: {StudyRuns(plan, store).unlogged or yet}")
     tuning = tuned.split(plan, runs) if plan.tuning else None
     judged = tuning.own if tuning else runs
-    analysis = _without_idle_runs(plan, judged)
+    analysis = replace(_without_idle_runs(plan, judged), beside=runs)
     effects = factorial.factorial(plan, analysis) if plan.design else None
     parameters = growth.parameters(analysis)
     parts = [

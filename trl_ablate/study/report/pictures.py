@@ -137,7 +137,7 @@ def about_bands(analysis: Analysis) -> str:
 
 def about_curves(analysis: Analysis, unit: str) -> str:
     """The alternative text of `draw_curves`."""
-    cost, costly = axis_of_cost(analysis.runs, analysis.metric)
+    cost, costly = axis_of_cost(analysis.runs, analysis.metric, analysis.beside)
     arms = {arm.name: arm.runs for arm in analysis.arms}
     against = unit + f" and {costly}" * bool(_lines(arms, analysis.metric, cost=cost))
     below = [text.partition(" (")[0] for name, text in WATCHED.items() if _lines(arms, name)]
@@ -153,7 +153,7 @@ def draw_curves(
     arms, metric = {arm.name: arm.runs for arm in analysis.arms}, analysis.metric
     watched = {name: _lines(arms, name, smooth=True) for name in WATCHED}
     watched = {name: lines for name, lines in watched.items() if lines}
-    cost, costly = axis_of_cost(analysis.runs, metric)
+    cost, costly = axis_of_cost(analysis.runs, metric, analysis.beside)
     paid, styles = _lines(arms, metric, cost=cost), looks(list(arms))
     others: dict[str, list[Run]] = {}
     for run in published:
