@@ -213,7 +213,7 @@ def grid(runs: StudyRuns) -> FirstThatFits:
     by_seed = zip_longest(*(arm.runs for arm in plan.arms))
     seeds = ["/".join(map(str, sorted({run.seed for run in of if run}))) for of in by_seed]
     alone = _table(plan, [f"seed {n}" for n in seeds])
-    together = _table(plan, [f"seeds {seeds[0]}, …, {seeds[-1]}", "mean"])
+    together = _table(plan, [f"seeds {seeds[0]} .. {seeds[-1]}", "mean"])
     for arm in plan.arms:
         marks, cells, values = Text(), [], []
         for run in arm.runs:

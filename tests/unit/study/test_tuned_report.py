@@ -126,6 +126,6 @@ def test_the_grid_has_no_cell_for_a_run_that_is_not_needed(done):
     assert shown.count("✓") == 12 + 15 and "·" not in shown
     narrow = Console(file=io.StringIO(), width=60)
     narrow.print(grid(StudyRuns(plan, store)))
-    assert "seeds 10000, …, 4" in narrow.file.getvalue()  # those of trials come first
+    assert "seeds 10000 .. 4" in narrow.file.getvalue()  # those of trials come first
     expected = total_of([StudyRuns(plan, store)])[1].worst
     assert len(expected.runs) == len(expected.done) == 27
