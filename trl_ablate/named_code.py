@@ -129,9 +129,9 @@ def waited_for(result: Any) -> Any:
     return asyncio.run(awaited()) if inspect.isawaitable(result) else result
 
 
-def one_line(error: BaseException, limit: int = 300) -> str:
+def one_line(error: BaseException) -> str:
     """The type and message of an error on one line, without control characters."""
-    return brief(f"{type(error).__name__}: {error}", limit)
+    return brief(f"{type(error).__name__}: {error}", 300)
 
 
 def line_of(error: BaseException, file: str | None) -> tuple[int, str]:

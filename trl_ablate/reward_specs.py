@@ -60,23 +60,23 @@ class RewardSpec:
         return None if _looks_like_a_model(self.path) else code_place(self.path)
 
 
-def reward_specs(entries: Iterable[Any], what: str = "reward_funcs") -> list[RewardSpec]:
+def reward_specs(entries: Iterable[Any]) -> list[RewardSpec]:
     """The checked entries of `reward_funcs`; nothing is imported or loaded."""
-    specs = [_spec(entry, what) for entry in entries]
+    specs = [_spec(entry) for entry in entries]
     if not specs:
         raise ConfigurationError(
-            f"{what} is an empty list; name a reward, or leave it out for the template's own"
+            "reward_funcs is an empty list; name a reward, or leave it out for the template's own"
         )
     return specs
 
 
-def _spec(entry: Any, what: str) -> RewardSpec:
+def _spec(entry: Any) -> RewardSpec:
     if not isinstance(entry, str | Mapping):
-        raise ConfigurationError(f"{what} has {str(entry)[:80]!r}; give {_allowed()}")
+        raise ConfigurationError(f"reward_funcs has {str(entry)[:80]!r}; give {_allowed()}")
     given: dict[str, Any] = {"path": entry} if isinstance(entry, str) else {**entry}
 
     def refuse(sentence: str) -> NoReturn:
-        raise ConfigurationError(f"{what}: {sentence}")
+        raise ConfigurationError(f"reward_funcs: {sentence}")
 
     for key in given:
         if key not in KEYS:

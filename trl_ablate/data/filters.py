@@ -10,9 +10,11 @@ are compared as they are, capitals included.
 
 import logging
 import operator
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +95,7 @@ def _condition(text: str) -> Condition:
     parsed: Any = [_value(part) for part in parts] if is_list else _value(value)
     if sign == "contains":
         parsed = value  # as written: 007 is not 7 in a text
-    if sign in _ORDER and type(parsed) is not float:
+    if sign in _ORDER and type(parsed) not in (int, float):
         raise ConfigurationError(
             f"filter '{text}' has {parsed!r} after {sign}; give a number, or use == or !="
         )
@@ -106,14 +108,14 @@ def _value(text: str) -> Any:
         return text[1:-1]
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
-    return float(text) if _NUMBER.fullmatch(text) else text
+    return _number_in(text) if _NUMBER.fullmatch(text) else text
 
 
 def _equal(found: Any, value: Any) -> bool:
-    if isinstance(value, float):
-        return _number_of(found) == value
     if isinstance(value, bool):
         return str(found).casefold() == str(value).casefold()
+    if isinstance(value, int | float):
+        return _number_of(found) == value
     return found is None if value is None else str(found) == value
 
 
@@ -125,10 +127,15 @@ def _contains(found: Any, value: str) -> bool:
 
 def _number_of(found: Any) -> float | None:
     """The number that a value is, or the only number in a text."""
-    if isinstance(found, bool) or not isinstance(found, int | float | str):
+    if isinstance(found, bool) or not isinstance(found, int | float | Decimal | str):
         return None
     numbers = _NUMBER.findall(found) if isinstance(found, str) else [str(found)]
-    return float(numbers[0]) if len(numbers) == 1 else None
+    return _number_in(numbers[0]) if len(numbers) == 1 else None
+
+
+def _number_in(text: str) -> float:
+    """A whole number exactly, as an id may have more digits than a float."""
+    return int(text) if text.lstrip("+-").isdecimal() and len(text) < 100 else float(text)
 
 
 def filtered(
@@ -196,7 +203,7 @@ def by_pass_rate(
 
 
 def _rates(file: str) -> dict[str, float]:
-    if not Path(file).is_file():
+    if not os.path.isfile(file):
         raise ConfigurationError(
             f"pass_rate: there is no file {file}; create it, or correct the path"
         )

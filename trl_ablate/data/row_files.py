@@ -7,6 +7,7 @@ defect of a bad row, so that the good rows are kept, and so that no text becomes
 import csv
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -14,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError, shortened
+from trl_ablate.run.failures import one_sentence
 
 _SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
 _SAVED = ("dataset_dict.json", "state.json")
 """Files of a folder that `datasets` wrote with `save_to_disk`: of several splits, or of one."""
+_WHOLE = re.compile(r"(?!.{19})(?:0|-?[1-9][0-9]*)")
+"""A whole number as Python writes it, which surely fits into 64 bits."""
 _OTHER_NAME = {"validation": "test", "test": "validation"}
 
 
@@ -35,11 +39,11 @@ def read_source(source: str, *, split: str, config: str | None = None) -> Iterat
     if not source:
         raise ConfigurationError("dataset is an empty text; name a dataset, a file or a folder")
     path: Path | None = Path(os.path.expanduser(source))
-    if path.is_dir():
+    if os.path.isdir(path):  # Path.is_dir raises for an impossible name
         if any((path / name).is_file() for name in _SAVED):
             return _of_dataset(str(path), split, _saved(path, split))
         source, path = str(path), _file_for_split(path, split)
-    elif not path.is_file():
+    elif not os.path.isfile(path):
         if not is_on_the_hub(source):
             raise ConfigurationError(
                 f"dataset {source!r}: there is no such file or folder beside the recipe or in the "
@@ -58,8 +62,8 @@ def read_source(source: str, *, split: str, config: str | None = None) -> Iterat
 
 def is_on_the_hub(source: str) -> bool:
     """Whether a name stands neither for a file or folder that exists nor for one that should."""
-    path = Path(os.path.expanduser(source))
-    return not (path.exists() or source.startswith((".", "/", "~")) or path.suffix in _SUFFIXES)
+    is_file = source.startswith((".", "/", "~")) or Path(source).suffix in _SUFFIXES
+    return not (is_file or os.path.exists(source))
 
 
 def _file_for_split(folder: Path, split: str) -> Path | None:
@@ -67,7 +71,7 @@ def _file_for_split(folder: Path, split: str) -> Path | None:
     several files or in a folder below, as in a copy of a Hub dataset."""
     for name in (split, _OTHER_NAME.get(split, split)):
         for suffix in _SUFFIXES:
-            if (folder / f"{name}{suffix}").is_file():
+            if os.path.isfile(folder / f"{name}{suffix}"):
                 return folder / f"{name}{suffix}"
         if any(any(folder.rglob(f"{name}[-_.]*{suffix}")) for suffix in _SUFFIXES):
             return None
@@ -109,21 +113,15 @@ def _saved(folder: Path, split: str) -> Any:
 def _loaded(source: str, split: str, config: str | None) -> Any:
     """A dataset of the Hub; without a network, its copy in the cache."""
     from datasets import load_dataset
-    from datasets.exceptions import DatasetsError
 
-    try:
+    fix = "check the name and the split, or give a JSON, JSONL, CSV, Parquet or Arrow file, or a "
+    with one_sentence(f"dataset {source!r}, split {split!r},", f"{fix}folder of them."):
         try:
             return load_dataset(source, config, split=split)
         except ValueError as error:
             if "Unknown split" not in str(error) or split not in _OTHER_NAME:
                 raise
             return load_dataset(source, config, split=_OTHER_NAME[split])
-    except (ValueError, OSError, RuntimeError, DatasetsError) as error:
-        reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise ConfigurationError(
-            f"dataset {source!r}, split {split!r}, could not be loaded ({reason}); check the name "
-            "and the split, or give a JSON, JSONL, CSV, Parquet or Arrow file, or a folder of them."
-        ) from error
 
 
 def read_file(path: Path) -> Iterator[Row]:
@@ -194,7 +192,7 @@ def _read_csv(path: Path) -> Iterator[Row]:
         )
     whole = [record for _, record in records if len(record) == len(header)]
     columns = zip(*whole, strict=True)
-    kinds = [int if all(map(_is_whole, filter(None, column))) else str for column in columns]
+    kinds = [int if all(map(_WHOLE.fullmatch, filter(None, column))) else str for column in columns]
     for line, record in records:
         place = f"{path}, line {line}"
         if len(record) != len(header):
@@ -203,11 +201,6 @@ def _read_csv(path: Path) -> Iterator[Row]:
         else:
             parts = zip(header, kinds, record, strict=True)
             yield Row(place, {name: kind(text) if text else None for name, kind, text in parts})
-
-
-def _is_whole(text: str) -> bool:
-    digits = text.removeprefix("-")
-    return digits.isascii() and digits.isdigit() and len(text) < 19 and str(int(text)) == text
 
 
 def _read_table(path: Path) -> Iterator[Row]:

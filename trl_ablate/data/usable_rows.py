@@ -1,8 +1,9 @@
 """The question of a row: which of its columns are the question, the answer and the prompt."""
 
-import ctypes
 import re
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from trl_ablate.data.row_files import Row
 from trl_ablate.rewards.grading.latex import last_boxed
@@ -119,8 +120,7 @@ def _as_written(value: float) -> float:
     """0.1 for 0.10000000149011612, as a column of float32 holds it."""
     if not isinstance(value, float) or float(f"{value:.15g}") == value:
         return value  # written in few digits itself
-    shorter = (float(f"{value:.{digits}g}") for digits in (6, 7, 8, 9))
-    return next((short for short in shorter if ctypes.c_float(short).value == value), value)
+    return float(str(np.float32(value))) if np.float32(value) == value else value
 
 
 def _no_column(values: dict[str, Any], *columns: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -29,7 +30,7 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 
 def is_miniature(name: str) -> bool:
     """Whether the name of a model or dataset means the miniature, and no folder of that name."""
-    return name.partition("/")[0] == MINIATURE and not Path(name).exists()
+    return name.partition("/")[0] == MINIATURE and not os.path.exists(name)
 
 
 def in_full(name: str, default: str = DEFAULT) -> str:
@@ -47,7 +48,7 @@ def world_named(name: str | World) -> World:
     if name in WORLDS:
         return WORLDS[name]
     if name.endswith(".py"):
-        return _world_in(Path(name).expanduser().resolve())
+        return _world_in(Path(os.path.expanduser(name)).resolve())
     raise ConfigurationError(
         f"'{name}' is no world of the miniature; it has: {', '.join(WORLDS)}; {MINIATURE}/FILE.py "
         "is the world that a file of yours defines"
@@ -56,7 +57,7 @@ def world_named(name: str | World) -> World:
 
 @cache
 def _world_in(file: Path) -> World:
-    if not file.is_file():
+    if not os.path.isfile(file):  # Path.is_file raises for an impossible name
         raise ConfigurationError(f"the world {file} does not exist; create it, or give another")
     world = vars(file_module(file)).get("WORLD")
     if not isinstance(world, World):

@@ -39,9 +39,9 @@ OF_BETA = (
     "kl_estimator kl_in use_bias_correction_kl sync_ref_model ref_model_mixup_alpha "
     "ref_model_sync_steps"
 )
+OF_OTHER_TRAINERS = "data_seed train_sampling_strategy label_smoothing_factor"
 OF_ADAM = "adam_beta1 adam_beta2 adam_epsilon"
 OF_ADAPTIVE_ENTROPY = "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target"
-OF_ANY_LEVEL = ("reinforce", "one_sided", "geometric")
 OF_SAPO = "sapo_temperature_neg sapo_temperature_pos"
 OF_VESPO = "vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg"
 
@@ -82,11 +82,7 @@ def _schedule_rules(config: AblationConfig) -> list[Rule]:
         (no_adam, OF_ADAM, f"optim '{optimizer}' does not read it"),
         (config.max_steps > 0, "num_train_epochs", f"the run ends after {config.max_steps} steps"),
         (asked not in (None, config.max_steps), "grpo_steps", f"max_steps is {config.max_steps}"),
-        (
-            True,
-            "data_seed train_sampling_strategy label_smoothing_factor",
-            "GRPOTrainer never reads it",
-        ),
+        (True, OF_OTHER_TRAINERS, "GRPOTrainer never reads it"),
     ]
 
 
@@ -121,8 +117,9 @@ def _objective_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
     own_high = loss_type == "cispo" and config.epsilon_high is not None
     same = f"{ON_POLICY}, so clip, no_clip and reinforce have the same gradient"
     one_gradient = f"{ON_POLICY}, where the ratio of a sequence has the gradient of its tokens'"
-    of_any_level = surrogate == "geometric" or (surrogate in OF_ANY_LEVEL and not in_kl)
+    no_ratio = surrogate in ("reinforce", "one_sided") and not in_kl
     no_level = f"surrogate '{surrogate}' is the same at any level"
+    no_level_of_vespo = "loss_type 'vespo' does not read it"
     no_clip = f"surrogate '{surrogate}' does not clip"
     own_clip = f"loss_type '{loss_type}' does not clip"
     one_bound = "loss_type 'cispo' has no lower bound, and epsilon_high is its upper one"
@@ -137,12 +134,8 @@ def _objective_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
         (at_one, "epsilon epsilon_high", same),
         (at_one and not spread, "surrogate", same),
         (levels_agree, "importance_sampling_level", one_gradient),
-        (
-            loss_type == "vespo" and not in_kl,
-            "importance_sampling_level",
-            "loss_type 'vespo' does not read it",
-        ),
-        (clips and of_any_level, "importance_sampling_level", no_level),
+        (loss_type == "vespo" and not in_kl, "importance_sampling_level", no_level_of_vespo),
+        (clips and (no_ratio or surrogate == "geometric"), "importance_sampling_level", no_level),
         (at_one and no_low_cap, "delta", same),
         (unclipped, "epsilon epsilon_high", no_clip),
         (unclipped and no_low_cap, "delta", no_clip),
@@ -227,8 +220,9 @@ def _reward_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
     in_workers = any(GYM_SCORE in of for of in paths)
     not_read = all(of and not {"answer", "format", GYM_SCORE} & of for of in paths)
     own_prompts = all(one.prompt_column is not None for one in sets)
-    of_gym, of_world = task.dataset.startswith(GYM), is_miniature(task.dataset)
-    of_files = "dataset_config question_column answer_column skip_bad_rows"
+    of_gym = task.dataset.startswith(GYM)
+    makes = [one.dataset.startswith(GYM) or is_miniature(one.dataset) for one in sets]
+    makes_its_own = f"{task.dataset} makes its questions"
     of_messages = not is_own(task.template) and TEMPLATES[task.template].conversational
     texts = not of_messages and task.system_prompt is None
     texts = texts and all(one.prompt_column is None for one in sets)
@@ -254,7 +248,8 @@ def _reward_rules(config: AblationConfig, task: TaskArguments) -> list[Rule]:
         (texts, "chat_template chat_template_kwargs", "prompts are texts, not messages"),
         (own_prompts, "system_prompt prompt_style", "prompt_column gives the whole prompt"),
         (not of_gym, "gym", "dataset is no task of reasoning-gym"),
-        (of_gym or of_world, of_files, f"{task.dataset} makes its questions"),
+        (makes[0], "dataset_config question_column answer_column", makes_its_own),
+        (all(makes), "skip_bad_rows", makes_its_own),
     ]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trl_ablate.miniature.registry import DEFAULT, MINIATURE, in_full, is_miniature
+from trl_ablate.miniature.registry import MINIATURE, in_full, is_miniature
 from trl_ablate.prompts.templates import is_own
 from trl_ablate.recipe.places import SUFFIXES, beside_or_shipped, own_profile, profile_path
 from trl_ablate.recipe.strict import read_mapping
@@ -36,7 +36,7 @@ class Anchor:
     def settings(self, given: Mapping[str, Any], *folders: Path) -> dict[str, Any]:
         """The settings with the absolute path of every file that is in one of the folders."""
         found = {key: self._setting(key, value, folders) for key, value in given.items()}
-        return found | _of_worlds(found, lambda name: self._world(name, folders))
+        return found | of_worlds(found, lambda name: self._world(name, folders))
 
     def _setting(self, key: str, value: Any, folders: tuple[Path, ...]) -> Any:
         """Every text in a value, as the file that it names; of a reward with a weight, its path."""
@@ -88,17 +88,12 @@ class Anchor:
         return path + name
 
 
-def worlds_in_full(settings: Mapping[str, Any], default: str = DEFAULT) -> dict[str, Any]:
-    """The settings that name a world of the miniature, with its whole name; see `in_full`."""
-    return _of_worlds(settings, lambda name: in_full(name, default))
-
-
-def _of_worlds(settings: Mapping[str, Any], named: Callable[[str], str]) -> dict[str, Any]:
+def of_worlds(settings: Mapping[str, Any], named: Callable[[str], str]) -> dict[str, Any]:
     """The settings that may name a world, each name replaced by what `named` makes of it."""
 
     def replaced(value: Any) -> Any:
         if isinstance(value, dict):
-            return {**value, **_of_worlds(value, named)}
+            return {**value, **of_worlds(value, named)}
         return named(value) if isinstance(value, str) else value
 
     found = {key: replaced(settings[key]) for key in NAMES_OF_WORLDS if key in settings}

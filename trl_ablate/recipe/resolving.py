@@ -23,7 +23,7 @@ from trl import ModelConfig
 from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError, brief
 from trl_ablate.guard.arguments import GuardArguments
-from trl_ablate.miniature.registry import has_levels, is_miniature
+from trl_ablate.miniature.registry import has_levels, in_full, is_miniature
 from trl_ablate.recipe.agreement import (
     check_agreement,
     precision_warnings,
@@ -32,7 +32,7 @@ from trl_ablate.recipe.agreement import (
 )
 from trl_ablate.recipe.fields import GROUPS, LOADER_KEYS, checked, known_fields
 from trl_ablate.recipe.inert import inert_knobs
-from trl_ablate.recipe.named_files import BEFORE_CHAINS, Anchor, worlds_in_full
+from trl_ablate.recipe.named_files import BEFORE_CHAINS, Anchor, of_worlds
 from trl_ablate.recipe.overrides import read_overrides
 from trl_ablate.recipe.places import (
     AS_ASKED,
@@ -191,7 +191,7 @@ def resolve_run(config_file: Path, overrides: Iterable[str] | Mapping[str, Any] 
             "--profile"
         )
     settings, anchor = {**NOT_WRITTEN, **checked(written["settings"], config_file)}, Anchor()
-    settings |= worlds_in_full(settings, BEFORE_CHAINS)
+    settings |= of_worlds(settings, lambda name: in_full(name, BEFORE_CHAINS))
     settings |= anchor.settings(read_overrides(overrides, loader=()), Path())
     settings |= {"learning_rate_scale": 1.0}
     settings = {key: _without_mask(value, key, config_file) for key, value in settings.items()}
@@ -271,7 +271,8 @@ def _resolve(
     warnings = template_warnings(task, arguments)
     arguments.setdefault("stop", task.stop)
     arguments.setdefault("evaluation", AblationConfig.evaluation)
-    arguments.setdefault("output_dir", f"runs/{settings['arm']}-seed{settings.get('seed', 42)}")
+    if arguments.get("output_dir") is None:
+        arguments["output_dir"] = f"runs/{settings['arm']}-seed{settings.get('seed', 42)}"
     if "learning_rate" in arguments:
         rate, scale = arguments["learning_rate"], task.learning_rate_scale
         if not math.isfinite(rate * scale):

@@ -1,5 +1,7 @@
 """Which questions a task uses: conditions, levels, pass rates, evaluation sets."""
 
+from decimal import Decimal
+
 import pytest
 
 from tests.unit.data.test_questions import ROWS, load, numbered, write_lines
@@ -35,6 +37,10 @@ def test_the_number_in_a_text_is_compared_and_a_value_is_no_python():
     for condition in ("level > 3", "level >= 5", "ok != false", "ok == true", "ok in [true]"):
         assert filtered(rows, condition, "mine") == rows[:1]
     assert filtered([{"n": 10**400}, {"n": 1}], "n > 3", "mine") == [{"n": 10**400}]
+    ids = [{"id": 2**53 + n, "price": Decimal(n) / 2} for n in range(3)]
+    for condition in ("id == 9007199254740993", "id in [9007199254740993]", "price == 0.5"):
+        assert filtered(ids, condition, "mine") == ids[1:2]
+    assert filtered(ids, f"id > {2**53} and price <= 0.5", "mine") == ids[1:2]
     (one,) = conditions("question == __import__('os').system('true')")
     assert one.value == "__import__('os').system('true')"
     (one,) = conditions("author not in [\"Smith, John\", 'Doe' , O'Hara]")

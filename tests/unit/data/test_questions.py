@@ -4,14 +4,15 @@ import ctypes
 import json
 import logging
 import re
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow
-import pyarrow.parquet
 import pytest
 from datasets import Dataset, DatasetDict
 from datasets.exceptions import DatasetGenerationError
+from pyarrow.feather import write_feather
 
 from tests.conftest import SHARED_DATA
 from trl_ablate.data.questions import check_enough, check_prompts_fit, load_questions, to_prompts
@@ -70,18 +71,12 @@ def test_final_answer():
 # Sources
 
 
-def in_arrow(path: Path) -> None:
-    table = pyarrow.Table.from_pylist(ROWS)
-    with pyarrow.ipc.new_file(path, table.schema) as file:
-        file.write_table(table)
-
-
 DATA = Dataset.from_list(ROWS)
 WRITERS = {
     "jsonl": lambda path: write_lines(path, *ROWS),
     "json": lambda path: path.write_text(json.dumps(ROWS, indent=1)),
     "parquet": DATA.to_parquet,
-    "arrow": in_arrow,
+    "arrow": partial(write_feather, pyarrow.Table.from_pylist(ROWS)),
     "saved": DATA.save_to_disk,
     "splits": DatasetDict(train=DATA, test=DATA.select([0, 1])).save_to_disk,
 }
@@ -172,6 +167,7 @@ def test_a_dataset_of_the_hub_by_its_usual_split_or_a_sentence(monkeypatch):
         "mine/train_only": 'Unknown split "test".; check the name and the split',
         "mine/damaged": "no rows.; check the name and the split",
         **dict.fromkeys(("/nowhere/gone", "./gone.jsonl", "gone.parquet"), "no such file"),
+        "/" + "x" * 300: "no such file",  # no file can have this name
     }.items():
         with pytest.raises(ConfigurationError, match=sentence):
             load(name, split="validation")

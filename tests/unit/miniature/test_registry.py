@@ -39,8 +39,10 @@ def test_a_models_name_is_a_world_and_a_stage_and_unknown_ones_are_refused():
 
 def test_a_datasets_name_is_a_world_unless_a_folder_has_it(tmp_path, monkeypatch):
     assert world_of_data("miniature") is world_of_data("miniature/chains") is WORLDS["chains"]
-    with pytest.raises(ConfigurationError, match="'cubes' is no world of the miniature; it has"):
-        world_of_data("miniature/cubes")
+    for name in ("cubes", "x" * 300):  # no file can have the second name
+        with pytest.raises(ConfigurationError, match=f"'{name}' is no world of the miniature; it"):
+            world_of_data(f"miniature/{name}")
+        assert is_miniature(f"miniature/{name}")
     monkeypatch.chdir(tmp_path)
     assert is_miniature("miniature/chains") and not is_miniature("miniatures/chains")
     (tmp_path / "miniature").mkdir()
@@ -95,6 +97,7 @@ def test_a_file_without_a_world_or_with_a_template_without_a_format_is_refused(e
     for file, said in (
         ("empty", "defines no WORLD; write WORLD = World"),
         ("nowhere", "nowhere.py does not exist; create it"),
+        ("~nobody/my", "my.py does not exist; create it"),
         ("last_number", "'last_number'; template_shares may name"),
         ("question_only", "'question_only'; template_shares may name"),
     ):

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from trl_ablate import load_recipe
+from trl_ablate.recipe.named_files import Anchor, changed_files
 from trl_ablate.recipe.resolving import resolve_run
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.identity import portable
@@ -120,6 +121,24 @@ def test_a_finished_run_finds_its_files_again(tmp_path, monkeypatch):
     assert resolve_run(run.config_file).task.reward_funcs == resolved.task.reward_funcs
     assert run.settings()["template"].startswith("prompt.txt@")
     assert run.settings()["dataset"] == "data"
+
+
+def test_data_of_one_name_are_told_apart_by_their_content(tmp_path):
+    """So that two studies do not share a run, and a change makes another run."""
+    known = {}
+    for name, text in (("a", "1"), ("b", "2"), ("c", "1")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data.jsonl").write_text(text)
+        anchor = Anchor()
+        found = anchor.settings({"dataset": "data.jsonl"}, tmp_path / name)
+        assert found == {"dataset": str(tmp_path / name / "data.jsonl")}
+        (known[name],) = anchor.files.values()
+        anywhere = Anchor()
+        assert anywhere.settings(found) == found and anywhere.files == anchor.files
+    assert known["a"] == known["c"] != known["b"]
+    assert not changed_files(anchor.files)
+    (tmp_path / "c" / "data.jsonl").write_text("3")
+    assert changed_files(anchor.files)
 
 
 # Worlds of the miniature

@@ -23,6 +23,7 @@ ONE_GROUP, TWO_GROUPS = {"steps_per_generation": 1}, {"steps_per_generation": 2}
 """A rollout batch of four completions to one question; of eight to two."""
 CORRECTION = "vllm_importance_sampling_correction"
 OF_TOKENS = {"vllm_importance_sampling_mode": "token_mask"}
+OF_SEQUENCES = {"importance_sampling_level": "sequence"}
 INT8, STALE = {"sampler_dtype": "int8"}, {"rollout_staleness": 1}
 UNCORRECTED = {**INT8, CORRECTION: False}
 NO_BASELINE, BEST = {"baseline": "none"}, {"baseline": "best_of_others"}
@@ -34,7 +35,7 @@ VESPO = {"vespo_k_pos": 1.0, "loss_type": "vespo"}
 PROBABILITY, GEOMETRIC = {"surrogate": "probability"}, {"surrogate": "geometric"}
 BIAS_CORRECTED = {"beta": 0.1, "use_bias_correction_kl": True}
 TRUNCATION, NONE_NEGATIVE = {"correct_truncation": True}, {"negative_weight": 0.0}
-WORLD = {"environment_factory": "world.py:World"}
+WORLD, MINE = {"environment_factory": "world.py:World"}, {"reward_funcs": ["mine.score"]}
 MASK = {"off_policy_mask_threshold": 0.1}
 DEALT = {"regroup_by_length": True, "gradient_accumulation_steps": 4}
 
@@ -61,10 +62,11 @@ INERT = [  # the setting comes first
     {"num_train_epochs": 2.0, "grpo_steps": 4},
     {"grpo_steps": 4, "max_steps": 8},
     {"ref_model_mixup_alpha": 0.5, "beta": 0.1},
-    {"on_timeout": "zero", "reward_funcs": ["mine.score"]},
+    {"on_timeout": "zero", **MINE},
     {"gym": {"size": 5}, "dataset": "miniature/words"},
     {"question_column": "q", "dataset": "miniature/words"},
     {"answer_column": "a", "dataset": "reasoning_gym/gcd"},
+    {"skip_bad_rows": True, "dataset": "miniature/words", "eval_sets": {"a": "miniature"}},
     {"skip_idle_rows": True, "trim_microbatches": False},
     {"share_prompts": False, "pad_to_multiple_of": 8},
     {**DEALT, "steps_per_generation": 4, "gradient_accumulation_steps": 1},  # steps of one each
@@ -88,8 +90,8 @@ INERT = [  # the setting comes first
     {**GEOMETRIC, **INT8, **BIAS_CORRECTED, "kl_in": "reward"},
     {**GEOMETRIC, **UNCORRECTED, **OF_TOKENS},
     {"surrogate": "reinforce", "top_entropy_quantile": 0.5},
-    {"reward_workers": 3, "reward_funcs": ["mine.score"]},
-    {"reward": "r1_zero", "reward_funcs": ["mine.score"]},
+    {"reward_workers": 3, **MINE},
+    {"reward": "r1_zero", **MINE},
     {"prompt_style": "full", "prompt_column": "p", "eval_sets": {"a": {"filter": "level > 3"}}},
 ]
 EFFECTIVE = [
@@ -114,12 +116,9 @@ EFFECTIVE = [
     {"chat_template_kwargs": {}, "prompt_column": "p"},
     {"gym": {"min_words": 4}, "dataset": "reasoning_gym/letter_counting"},
     {"question_column": "q", "dataset": "gsm8k"},
-    {
-        "on_timeout": "zero",
-        "reward_funcs": ["mine.score"],
-        "eval_sets": {"a": {"reward": "r1_zero"}},
-    },
-    {"reward_timeout": 1.0, "eval_sets": {"a": {"reward_funcs": ["mine.score"]}}},
+    {"skip_bad_rows": True, "dataset": "miniature/words", "eval_sets": {"a": "gsm8k"}},
+    {"on_timeout": "zero", **MINE, "eval_sets": {"a": {"reward": "r1_zero"}}},
+    {"reward_timeout": 1.0, "eval_sets": {"a": MINE}},
     {"reward_workers": 3, "eval_sets": {"a": "reasoning_gym/gcd"}},
     {CORRECTION: False, **STALE},
     {CORRECTION: False, "min_p": 0.1, **TRUNCATION},
@@ -145,19 +144,11 @@ EFFECTIVE = [
     {**VESPO, "rollout_staleness": 2},
     {**GEOMETRIC, **BIAS_CORRECTED},
     {**GEOMETRIC, **INT8, **OF_TOKENS},
-    {
-        "surrogate": "one_sided",
-        "top_entropy_quantile": 0.5,
-        "importance_sampling_level": "sequence",
-    },
+    {"surrogate": "one_sided", "top_entropy_quantile": 0.5, **OF_SEQUENCES},
     {**NONE_NEGATIVE, **NO_BASELINE, **WORLD},
-    {"outcome_gate": "score", "reward_funcs": ["mine.score"], **WORLD},
+    {"outcome_gate": "score", **MINE, **WORLD},
     {"reward": "r1_zero", "reward_funcs": ["reasoning_gym"]},
-    {
-        "reward": "r1_zero",
-        "reward_funcs": ["mine.score"],
-        "eval_sets": {"a": {"dataset": "gsm8k", "reward_funcs": ["answer"]}},
-    },
+    {"reward": "r1_zero", **MINE, "eval_sets": {"a": {"reward_funcs": ["answer"]}}},
     {"reward_workers": 3, "dataset": "reasoning_gym/gcd"},  # its scorer always runs in workers
     {"prompt_style": "full", "prompt_column": "p", "eval_sets": {"a": "gsm8k"}},
 ]

@@ -52,8 +52,9 @@ def test_every_recipe_resolves_and_changes_what_it_declares(profile):
 # Layers
 
 
-def test_an_arm_of_null_has_the_name_of_its_recipe():
-    config = load_recipe("grpo", "miniature", ["--arm", "null", "--seed", "3"]).config
+def test_an_arm_and_a_folder_of_null_have_the_name_of_the_recipe():
+    words = ["--arm", "null", "--output_dir", "null", "--seed", "3"]
+    config = load_recipe("grpo", "miniature", words).config
     assert (config.arm, config.output_dir) == ("grpo", "runs/grpo-seed3")
 
 

@@ -57,7 +57,7 @@ def hangs(completions, **kwargs):
 
 class Judge:
     def __init__(self, worth):
-        self.worth = worth
+        self.worth = float(worth)
 
     def __call__(self, completions, **kwargs):
         return [self.worth] * len(completions)
@@ -239,7 +239,8 @@ def test_an_error_of_the_function_ends_the_run_in_one_sentence(function, sentenc
 
 
 def test_workers_grade_like_the_function_itself(file):
-    spec = {"path": f"{file}:lengths", "kwargs": {"scale": 2.0}}
+    # the key is longer than a command line may be, which would show it to other users, too
+    spec = {"path": f"{file}:lengths", "kwargs": {"scale": 2.0, "api_key": "k" * 140_000}}
     (plain,), (worked,) = (chosen(spec, timeout=each).functions for each in (None, 30.0))
     texts = ["", "a" * 70_000, "é"]  # the second does not fit into a pipe
     assert call(worked, texts) == call(plain, texts)
@@ -299,6 +300,7 @@ def test_workers_report_what_is_wrong_with_the_function(file):
         (["builtins.max"], "builtins.max does not say which arguments it takes"),
         (["FOLDER/reward.py:lenghts"], "has no 'lenghts'; it has .*did you mean 'lengths'"),
         (["FOLDER/reward.py:Judge"], "cannot be made with kwargs"),
+        ([{"path": "FOLDER/reward.py:Judge", "kwargs": {"worth": "x"}}], "'x'}: ValueError: could"),
         (["FOLDER/broken.py:f"], "broken.py cannot be imported: NameError.*line 2 of broken.py"),
         (["FOLDER/exits.py:f"], "exits.py cannot be imported: SystemExit: 3 .line 1 of exits.py"),
         ([{"path": "answer", "kwargs": 3}], "kwargs of 'answer' are '3'; give a mapping"),

@@ -62,8 +62,11 @@ def cheap_verdict(answer: Reading, gold: Reading) -> bool | None:
         return False
     if not _same_kind_of_statement(answer, gold):
         return None
-    if answer.number is not None and gold.number is not None and answer.percent == gold.percent:
-        return _compare_numbers(answer.number, gold.number)
+    if answer.number is not None and gold.number is not None:
+        percents = gold.percent - answer.percent  # 50\% is right for 50 and for 0.5
+        scaled = {answer.number, answer.number * Fraction(100) ** percents}
+        verdicts = [_compare_numbers(one, gold.number) for one in scaled]
+        return next((one for one in (True, None) if one in verdicts), False)
     return _compare_shapes(answer, gold)
 
 
@@ -72,8 +75,15 @@ def for_algebra(answer: Reading, gold: Reading) -> tuple[str, str]:
     answer = _in_the_form_of(gold, answer) or answer
     texts = answer.tidied, gold.tidied
     if _same_kind_of_statement(answer, gold):
-        texts = answer.value, gold.value
+        texts = _in_digits(answer), _in_digits(gold)
     return _with_factor(*texts), _with_factor(*reversed(texts))
+
+
+def _in_digits(one: Reading) -> str:
+    """The value, with a number as math-verify reads it: to it 1e3 and 3 1/2 are products. A decimal
+    stays, as it compares only these after rounding."""
+    stays = one.number is None or one.percent or re.fullmatch(r"[-+.0-9]+", one.value)
+    return one.value if stays else str(one.number)
 
 
 def _in_the_form_of(gold: Reading, answer: Reading) -> Reading | None:
@@ -181,7 +191,7 @@ def _compare_numbers(answer: Fraction, gold: Fraction) -> bool | None:
 
 def _compare_shapes(answer: Reading, gold: Reading) -> bool | None:
     """False if the form or the approximate value rules out equality; None otherwise."""
-    if _LOOSE_DIGITS.search(answer.value):
+    if answer.number is None and _LOOSE_DIGITS.search(answer.value):
         return False
     numerals = [BASED_NUMERAL.fullmatch(one.value) for one in (answer, gold)]
     if numerals[0] and numerals[1]:

@@ -1,6 +1,5 @@
 """Worker processes that answer requests, whatever a request does to them."""
 
-import json
 import os
 import subprocess
 import sys
@@ -15,10 +14,9 @@ from multiprocessing.connection import Pipe, wait
 from pathlib import Path
 from typing import Any
 
-from trl_ablate.rewards.grading.worker import PATIENCE
+from trl_ablate.rewards.grading.worker import ATTEMPTS, PATIENCE
 
 WORKER_SCRIPT = Path(__file__).with_name("worker.py")
-_ATTEMPTS = 3
 _FAILED_STARTS = 3
 _GRACE_SECONDS = 5.0
 """Beyond what the worker itself allows a request: then it hangs or was stopped."""
@@ -41,7 +39,7 @@ class Worker:
     that uses a GPU and threads, or run the user's `__main__` a second time.
     """
 
-    def __init__(self, arguments: Sequence[str], start_timeout: float) -> None:
+    def __init__(self, arguments: Sequence[str], own: Any, start_timeout: float) -> None:
         self.connection, theirs = Pipe()
         number = theirs.fileno()
         # One hash seed for all workers: the order of sympy's sets, and so verdicts, depend on it.
@@ -54,6 +52,8 @@ class Worker:
             pass_fds=[number],
         )
         theirs.close()
+        with suppress(OSError):  # it has ended, as the connection will show
+            self.connection.send(own)  # may have secrets, which a command line would show
         self.ready = False
         self.item: int | None = None
         self.deadline = time.monotonic() + start_timeout
@@ -92,8 +92,8 @@ class WorkerPool:
         self.owner = os.getpid()
         self.lock = threading.RLock()
         self._size, self._start_timeout = size, start_timeout
-        self._allowed = _ATTEMPTS * timeout * (1 if own else PATIENCE) + _GRACE_SECONDS
-        self._arguments = (str(timeout), str(memory_limit), json.dumps(own))
+        self._allowed = ATTEMPTS * timeout * (1 if own else PATIENCE) + _GRACE_SECONDS
+        self._arguments, self._own = (str(timeout), str(memory_limit)), own
         self._failed_starts = 0
         self._workers: list[Worker] = []
         # Runs at `close`, at interpreter exit or when the pool is collected, whichever is first.
@@ -111,7 +111,8 @@ class WorkerPool:
             try:
                 while left := len(queue) + sum(one.item is not None for one in self._workers):
                     while len(self._workers) < min(self._size, left):
-                        self._workers.append(Worker(self._arguments, self._start_timeout))
+                        worker = Worker(self._arguments, self._own, self._start_timeout)
+                        self._workers.append(worker)
                     for worker in self._workers:
                         if worker.ready and worker.item is None and queue:
                             worker.item = queue.popleft()
@@ -125,7 +126,7 @@ class WorkerPool:
                             self.restarts += forks
                             continue
                         outcome.attempts += 1
-                        if outcome.attempts < _ATTEMPTS:
+                        if outcome.attempts < ATTEMPTS:
                             queue.appendleft(item)
             except BaseException:
                 _end(self._workers, self.owner)  # or the next batch would receive their reports

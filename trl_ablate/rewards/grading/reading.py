@@ -25,8 +25,7 @@ _NUMBER = re.compile(
 )
 _FRACTION = re.compile(
     r"(?P<sign>[+-]?)(?:(?P<whole>\d+)(?: |(?=\\)))?"
-    r"(?:\\frac ?\{ ?(?P<top>-?\d+)\}\{ ?(?P<bottom>\d+)\}"
-    r"|\\frac ?(?P<top1>\d) ?(?P<bottom1>\d)|(?P<top2>\d+)/(?P<bottom2>\d+))"
+    r"(?:\\frac ?\{ ?(?P<top>-?\d+)\}\{ ?(?P<bottom>\d+)\}|(?P<top2>\d+)/(?P<bottom2>\d+))"
 )
 NAMED = re.compile(r"(?P<name>[a-zA-Z]|\\[a-z]+) ?=(?P<value>(?:[^=,<>]|(?<=\d),(?=\d{3}(?!\d)))*)")
 _SHORT_WORDS = ("no", "ok", "am", "pm", "up")
@@ -234,8 +233,7 @@ def as_number(text: str) -> Fraction | None:
         exponent = int(match["exponent"] or 0) - len(decimals)
         value = int(digits) * Fraction(10) ** exponent
     elif match := _FRACTION.fullmatch(text):
-        top = match["top"] or match["top1"] or match["top2"]
-        bottom = int(match["bottom"] or match["bottom1"] or match["bottom2"])
+        top, bottom = match["top"] or match["top2"], int(match["bottom"] or match["bottom2"])
         if bottom == 0 or (match["whole"] and top.startswith("-")):
             return None
         value = int(match["whole"] or 0) + Fraction(int(top), bottom)

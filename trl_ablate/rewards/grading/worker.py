@@ -16,7 +16,6 @@ its parent is still the same; on Linux the kernel kills the fork once the watche
 
 import ctypes
 import gc
-import json
 import logging
 import os
 import pickle
@@ -27,10 +26,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
+from itertools import count
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, NoReturn
 
-ATTEMPTS = 3  # of a request whose fork died
+ATTEMPTS = 3  # of a request whose fork, or worker, died
 PATIENCE = 20
 """Deadlines for which the clock of a comparison may run, whatever its processor time is."""
 COMPARISONS_PER_CACHE_CLEARING = 500
@@ -59,8 +59,7 @@ def comparing() -> Work:
     from math_verify import LatexExtractionConfig, parse, verify
     from sympy.core.cache import clear_cache
 
-    config = (LatexExtractionConfig(boxed_match_priority=0),)
-    count = 0
+    config, compared = (LatexExtractionConfig(boxed_match_priority=0),), count(1)
 
     def parsed(text: str) -> list[Any]:
         # The whole text is parsed as one expression. Searching inside the text would let an answer
@@ -71,9 +70,7 @@ def comparing() -> Work:
     parsed_gold = lru_cache(2048)(parsed)
 
     def compare(answer: str, gold: str) -> bool:
-        nonlocal count
-        count += 1
-        if count % COMPARISONS_PER_CACHE_CLEARING == 0:
+        if next(compared) % COMPARISONS_PER_CACHE_CLEARING == 0:
             clear_cache()
         try:
             wanted = parsed_gold(gold)
@@ -214,19 +211,20 @@ class Watcher:
         os._exit(0)
 
 
-def main(pool: str, parent: str, timeout: str, memory_limit: str, own: str) -> None:
-    """Arguments: the file descriptor of the connection, the parent's process id, seconds, bytes,
-    and `{"path": [...], "reward": {...}}` for a user's function, or null for math-verify."""
+def main(pool: str, parent: str, timeout: str, memory_limit: str) -> None:
+    """Arguments: the file descriptor of the connection, the parent's process id, seconds, bytes.
+    Over the connection comes `{"path": [...], "reward": {...}}` for a user's function, or None for
+    math-verify."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
     logging.disable(logging.CRITICAL)
-    if given := json.loads(own):
-        sys.path[:] = given["path"]
-    work = rewarding(given["reward"]) if given else comparing()
+    connection = Connection(int(pool))
+    if own := connection.recv():
+        sys.path[:] = own["path"]
+    work = rewarding(own["reward"]) if own else comparing()
     gc.freeze()  # forks share memory pages until one of the processes writes to them
     os.dup2(1, 2)  # to nowhere, with what math-verify's parser prints about malformed text
-    by_processor = not given and sys.platform == "linux"
-    limits = float(timeout), int(memory_limit)
-    Watcher(Connection(int(pool)), work, int(parent), *limits, by_processor).run()
+    by_processor = not own and sys.platform == "linux"
+    Watcher(connection, work, int(parent), float(timeout), int(memory_limit), by_processor).run()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trl_ablate.errors import ConfigurationError, RewardError
-from trl_ablate.named_code import load_code
+from trl_ablate.named_code import load_code, one_line
 from trl_ablate.prompts.templates import TEMPLATES, get_template
 from trl_ablate.reward_specs import (
     GYM_SCORE,
@@ -161,10 +161,10 @@ def calls_of(spec: RewardSpec) -> Calls:
         made_with, kwargs = {**TRL_FACTORIES.get(trl_name, {}), **kwargs}, {}
         try:
             function = function(**made_with)
-        except TypeError as error:
+        except Exception as error:  # of the user's own code
             raise ConfigurationError(
-                f"reward_funcs: {spec.path} cannot be made with kwargs {made_with}: {error}; "
-                "correct them"
+                f"reward_funcs: {spec.path} cannot be made with kwargs {made_with}: "
+                f"{one_line(error)}; correct them"
             ) from error
     if not callable(function):
         raise ConfigurationError(
