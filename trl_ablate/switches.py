@@ -8,6 +8,7 @@ known by their prefix, `guard_`. No torch.
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 from trl_ablate.metrics import EVAL_REWARD
@@ -69,12 +70,14 @@ class Switches:
         "Completions per optimizer step, over all processes. Sets gradient_accumulation_steps.",
     )
     trim_microbatches: bool = setting(
-        True, "Cut each microbatch to its own longest prompt and completion; same gradient."
+        True,
+        "Cut each microbatch to its own longest prompt and completion; same gradient, up to "
+        "dropout.",
     )
     regroup_by_length: bool = setting(
         True,
-        "Group the rows of an optimizer step into microbatches by length; same gradient. Has no "
-        "effect if a row's share of the loss depends on the other rows of its microbatch.",
+        "Group the rows of an optimizer step into microbatches by length; same gradient, up to "
+        "dropout. No effect if a row's share of the loss depends on the rest of its microbatch.",
     )
     share_prompts: bool = setting(
         True,
@@ -85,8 +88,8 @@ class Switches:
     skip_idle_rows: bool = setting(
         True,
         "No backward pass for rows whose advantage is 0, unless a term of the loss needs one; same "
-        "gradient. Needs trim_microbatches. Not where weights are sharded, or while several "
-        "processes sum their gradients.",
+        "gradient, up to dropout. Needs trim_microbatches. Not where weights are sharded, or while "
+        "several processes sum their gradients.",
     )
     padding_free: bool = setting(
         False,
@@ -342,11 +345,14 @@ OF_TRL: dict[Role, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def evaluations(steps: int, every: float, delay: float = 0) -> int:
-    """How often a run of this many GRPO steps is evaluated after its start: after each multiple of
-    `every`, a share of all steps if it is below 1, from `delay` on, and after the last."""
-    whole = max(1, math.ceil(steps * every) if every < 1 else int(every))
-    return sum(step >= delay for step in range(whole, steps, whole)) + (steps > 0)
+def evaluations(steps: int, per_step: Fraction, every: float, delay: float = 0) -> int:
+    """How often a run is evaluated after its start that has so many optimizer steps, of `per_step`
+    GRPO steps each: after each multiple of `every` GRPO steps, a share of all of them if it is
+    below 1, from `delay` optimizer steps on, and after the last."""
+    whole = max(1, math.ceil(steps * per_step * every) if every < 1 else int(every))
+    periods = [step * per_step // whole for step in range(steps)]
+    due = [step for step in range(1, steps) if periods[step] > periods[step - 1]]
+    return sum(step >= delay for step in due) + (steps > 0)
 
 
 def named(*roles: Role) -> tuple[str, ...]:

@@ -105,9 +105,10 @@ def told(tmp_path, capsys):
 
     def told(rows, history=(), guard=None, **given):
         guard, control = guard or GuardCallback(), TrainerControl()
-        state = TrainerState(log_history=[*history], global_step=len(history))
+        done = history[-1]["step"] if history else 0
+        state = TrainerState(log_history=[*history], global_step=done)
         guard.on_train_begin(args, state, control)
-        for state.global_step, row in enumerate(rows, start=len(history) + 1):
+        for state.global_step, row in enumerate(rows, start=done + 1):
             state.log_history.append({**row, "step": state.global_step})
             guard.on_log(args, state, control, logs=row, **given)
         guard.on_train_end(args, state, control)
@@ -142,15 +143,15 @@ def test_a_step_that_the_gradient_scaler_skips_is_no_divergence(told, tmp_path):
 
 
 def test_a_resumed_training_without_a_ledger_has_its_history_and_is_stopped_again(told, tmp_path):
-    past = [*[WELL] * 12, *[FALLEN] * 5]
-    history = [{**row, "step": step} for step, row in enumerate(past, start=1)]
+    past = [{"eval_reward": 0.9}, *[WELL] * 12, *[FALLEN] * 5]
+    history = [{**row, "step": step} for step, row in enumerate(past)]
     guard = GuardCallback(guard_reward="stop")
     told([*[FALLEN] * 3, {"train_runtime": 1.0}, {"train_runtime": 1.0, **FALLEN}], history, guard)
     assert guard.stopped_by and guard.stopped_by.step == 20
-    assert [row["step"] for row in read_logs(tmp_path)[0].rows] == [*range(1, 21), 22]
+    assert [row["step"] for row in read_logs(tmp_path)[0].rows] == [*range(21), 22]
     unwatched = TrainerState(log_history=[*history, {**WELL, "step": 30}])
     unwatched.save_to_json(str(tmp_path / "trainer_state.json"))
-    assert len(read_logs(tmp_path)[0].rows) == 18
+    assert len(read_logs(tmp_path)[0].rows) == 19
 
 
 def test_arguments_and_settings_together_and_unknown_ones_are_refused():

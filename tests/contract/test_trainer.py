@@ -15,7 +15,7 @@ from trl_ablate import AblationConfig, ConfigurationError
 from trl_ablate.advantages import compute_advantages, signed_and_clipped
 from trl_ablate.run.checkpoints import step_of
 from trl_ablate.settings import choices
-from trl_ablate.switches import Baseline, LengthNorm, Scale, Surrogate
+from trl_ablate.switches import Baseline, LengthNorm, Scale, Surrogate, evaluations
 from trl_ablate.trainer.rollouts import describe, truncation_metrics
 
 VARIED = {"stop": ["1", "2", "a", "e"], "max_completion_length": 40}
@@ -199,6 +199,9 @@ def test_steps_of_evaluations_and_checkpoints(make_trainer, settings, every, exp
     saved = [step_of(folder) for folder in Path(trainer.args.output_dir).glob("checkpoint-*")]
     assert evaluated == expected
     assert sorted(saved) == ([1, 2, 3, 4] if "eval_delay" in settings else expected)
+    args = trainer.args
+    of = args.max_steps, args.grpo_steps_per_optimizer_step, every, args.eval_delay
+    assert evaluations(*of) == len(expected) - ("extras" in settings)
 
 
 def test_a_resumed_training_saves_and_logs_by_its_own_settings(make_trainer):

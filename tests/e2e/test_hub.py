@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from huggingface_hub import HfApi
 
 from tests.support.commands import script
 from tests.support.finished_run import drawn_once, finished_run
@@ -12,7 +13,7 @@ from tests.support.folders import contents
 from tests.support.hub_endpoint import TOKEN, Fault, of_the_tester
 from tests.support.tiny_models import save_tiny_qwen2
 from trl_ablate.cli.publish import main
-from trl_ablate.hub import PublishError, client, push_run
+from trl_ablate.hub import PublishError, check_token, client, push_run
 from trl_ablate.hub import contents as hub_contents
 from trl_ablate.run.directory import RunDirectory
 from trl_ablate.run.json_files import append_jsonl, read_object
@@ -39,6 +40,11 @@ def run(tmp_path) -> RunDirectory:
     for step in range(6):
         run.write_rollouts(step, [{"prompt": "2+2=?", "response": f"</think> {step}"}])
     run.update(git={"commit": "a" * 40, "diff": "-secret plan\n+other plan\n"})
+    run.update(command=["/scratch/ann/bin/trl-ablate", "train", "--x=/scratch/ann/a b"])
+    config = read_object(run.config_file)
+    config["settings"]["stop"] = ["/", "1/2/3", "see https://a.b/c/d"]
+    config["files"] = {"/scratch/ann/f.py": ["/scratch/ann/f.py:f", "miniature//scratch/ann/w.py"]}
+    run.write_config(config)
     return run
 
 
@@ -104,9 +110,13 @@ def test_a_repository_holds_what_a_run_is_and_nothing_private(hub, run):
     card = files["README.md"].decode()
     for said in ("license: other", "license_name: research", f"base_model: {BASE}"):
         assert said in card
+    assert "trl-ablate train '--x=…/a b'\n" in card
+    config = json.loads(files["resolved_config.json"])
+    assert config["files"] == {"…/f.py": ["…/f.py:f", "miniature/…/w.py"]}
+    assert config["settings"]["stop"] == ["/", "1/2/3", "see https://a.b/c/d"]
     everything = b"".join(hub.received)
-    assert b"secret plan" not in everything
-    assert b"workstation-of-somebody" not in everything
+    for private in (b"secret plan", b"workstation-of-somebody", b"/ann"):
+        assert private not in everything
 
 
 def test_a_planted_token_is_in_no_byte_that_is_sent(hub, run, monkeypatch):
@@ -215,6 +225,12 @@ def test_the_command_ends_in_one_sentence(hub, run, monkeypatch, capsys):
     assert main([str(run.path), "--repo_id", "a b"]) == 2
     assert capsys.readouterr().err.startswith("error: 'a b' is no name of a repository; give OWNER")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    hub.faults.append(Fault("/whoami", 200))  # with JSON, but not the Hub's
-    assert main([str(run.path)]) == 1
-    assert "it is not a Hugging Face Hub; check HF_ENDPOINT" in capsys.readouterr().err
+    for asked in ("/whoami", f"/api/models/{REPO}"):  # with JSON, but not the Hub's
+        hub.faults[:] = [Fault(asked, 200)]
+        assert main([str(run.path)]) == 1
+        assert "it is not a Hugging Face Hub; check HF_ENDPOINT" in capsys.readouterr().err
+    monkeypatch.setattr(HfApi, "whoami", lambda self: ["x"])
+    with pytest.raises(PublishError, match="it is not a Hugging Face Hub"):
+        check_token()
+    with pytest.raises(KeyError), client.failures_in_words(REPO):
+        raise KeyError("of our own")

@@ -1,5 +1,14 @@
 """Texts that break or take over the program that shows them: one list for all tests."""
 
+import re
+
+from markdown_it import MarkdownIt
+
+MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
+)
+
 HOSTILE = {
     "escape sequence": "\x1b[31mred\x1b[2J\x1b[1;1Hgone",
     "C1 escape": "\x9b31mred\x9dtitle\x9c",
@@ -64,3 +73,8 @@ HOSTILE = {
 
 FEW = "heading", "fence", "out of a summary", "mathematics", "many letters", "escape sequence"
 """One of each kind, for tests that need a second per text."""
+
+
+def kinds(markdown: str) -> list[str]:
+    """The kinds of blocks in a Markdown text, in order."""
+    return [token.type for token in MARKDOWN.parse(markdown)]

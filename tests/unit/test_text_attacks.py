@@ -14,10 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from markdown_it import MarkdownIt
 
 from tests.support.finished_run import finished_run
-from tests.support.hostile import FEW, HOSTILE
+from tests.support.hostile import FEW, HOSTILE, MARKDOWN, UNSAFE, kinds
 from tests.support.synthetic_study import METRIC, learning_rows, make_plan, write_run
 from trl_ablate.cli import evaluate, terminal
 from trl_ablate.estimates import by_group
@@ -32,12 +31,8 @@ from trl_ablate.study.runs import StudyRuns
 from trl_ablate.study.store import RunStore
 from trl_ablate.trainer.one_shot import of_question
 
-MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 WORD = "word"
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-UNSAFE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
-)
 ALL = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 
 
@@ -88,11 +83,6 @@ def reported(folder: Path, text: str) -> Path:
 @pytest.fixture(scope="module")
 def harmless(tmp_path_factory) -> Path:
     return reported(tmp_path_factory.mktemp("harmless"), WORD)
-
-
-def kinds(markdown: str) -> list[str]:
-    """The kinds of blocks in a Markdown text, in order."""
-    return [token.type for token in MARKDOWN.parse(markdown)]
 
 
 def tags(page: str) -> list[tuple[str, list[str]]]:

@@ -12,7 +12,7 @@ A published run is one repository, and one commit:
 Folders and not revisions: one commit holds a run completely or not at all, the page shows both
 models, and equal weights are stored once either way. Files are chosen by their fixed names, never
 by a suffix, and links are not followed. Not published: optimizer states, pickles
-(`training_args.bin` may contain a token), git diffs, the machine's name. No torch.
+(`training_args.bin` may contain a token), git diffs, the machine's name and its folders. No torch.
 """
 
 from trl_ablate.errors import PublishError

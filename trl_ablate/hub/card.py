@@ -142,11 +142,12 @@ def _with_error(row: Mapping[str, Any], metric: str) -> str:
 def _command(record: Mapping[str, Any]) -> list[str]:
     """The command without the folder of its program."""
     program, *words = [str(word) for word in record.get("command") or [""]]
-    if program.endswith("scripts/train.py"):
-        return ["accelerate", "launch", "scripts/train.py", *words]
-    if program.endswith(("trl_ablate/__main__.py", "bin/trl-ablate")):
-        return ["trl-ablate", *words]
-    return [program, *words] if program else []
+    known = {
+        "train.py": ["accelerate", "launch", "scripts/train.py"],
+        "__main__.py": ["trl-ablate"],
+        "trl-ablate": ["trl-ablate"],
+    }
+    return [*known.get(Path(program).name, [program] * bool(program)), *words]
 
 
 def _versions(record: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ waits forever for a server that stops answering. This module fixes both.
 
 import re
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from json import JSONDecodeError
@@ -22,6 +23,7 @@ from huggingface_hub.utils import parse_ratelimit_headers
 from huggingface_hub.utils._http import default_client_factory
 
 from trl_ablate.errors import ConfigurationError, PublishError
+from trl_ablate.run.untrusted import on_one_line
 
 ATTEMPTS = 4
 FIRST_WAIT, LONGEST_WAIT = 1.0, 120.0
@@ -75,13 +77,17 @@ def failures_in_words(repo_id: str) -> Iterator[None]:
         raise PublishError(
             "HF_HUB_OFFLINE is set, so nothing can be published; unset it and publish again"
         ) from error
-    except (HTTPError, JSONDecodeError, KeyError) as error:
+    except (HTTPError, JSONDecodeError) as error:
         raise PublishError(_sentence(error, repo_id)) from error
+    except (AttributeError, KeyError, TypeError) as error:
+        if "huggingface_hub" not in traceback.extract_tb(error.__traceback__)[-1].filename:
+            raise
+        raise PublishError(no_hub()) from error  # other JSON than the Hub's
     except (RuntimeError, ValueError, OSError) as error:
         if isinstance(error, ConfigurationError):
             raise
         cause = error.__cause__  # an upload's error is wrapped in one that names the file
-        why = _sentence(cause, repo_id) if isinstance(cause, HTTPError) else _line(error)
+        why = _sentence(cause, repo_id) if isinstance(cause, HTTPError) else on_one_line(str(error))
         raise PublishError(why) from error
     finally:
         set_client_factory(default_client_factory)
@@ -123,14 +129,18 @@ _BY_STATUS = {
 }
 
 
+def no_hub() -> str:
+    return f"{constants.ENDPOINT} answers, but it is not a Hugging Face Hub; check HF_ENDPOINT"
+
+
 def _sentence(error: Exception, repo_id: str) -> str:
     """What happened, and what to do about it."""
-    if isinstance(error, (JSONDecodeError, KeyError)):  # no JSON, or other JSON than the Hub's
-        return f"{constants.ENDPOINT} answers, but it is not a Hugging Face Hub; check HF_ENDPOINT"
+    if isinstance(error, JSONDecodeError):
+        return no_hub()
     if not isinstance(error, HfHubHTTPError):
         return (
             f"the connection to {constants.ENDPOINT} failed "
-            f"({_line(error) or type(error).__name__}); check the network"
+            f"({on_one_line(str(error)) or type(error).__name__}); check the network"
         )
     status, asked = error.response.status_code, _asked_wait(error.response)
     if error.response.headers.get("X-Error-Code") == "RepoNotFound":
@@ -140,8 +150,5 @@ def _sentence(error: Exception, repo_id: str) -> str:
         return _BY_STATUS[status].format(repo=repo_id, when=when)
     if status >= 500:
         return f"the Hub has an internal error (HTTP {status}); try again later"
-    return f"the Hub refused {repo_id} (HTTP {status}): {_line(error.server_message or error)}"
-
-
-def _line(what: object) -> str:
-    return " ".join(str(what).split())
+    why = on_one_line(str(error.server_message or error))
+    return f"the Hub refused {repo_id} (HTTP {status}): {why}"

@@ -48,6 +48,10 @@ _MODEL_FILE = re.compile(
 are not published."""
 
 
+_PLACE = re.compile(r"(?<![\w.~:/<>-])(miniature/)?/(?:[\w.@+-]+/)+(?=[\w.@+-])")
+"""The folders of an absolute path, also of a world's file, which are published as `…`."""
+
+
 def is_of_a_run(path: str) -> bool:
     """Whether the file of a repository is of a published run, which the next one replaces: a second
     set of weights at the root would make `from_pretrained` load the wrong one. All others are the
@@ -164,7 +168,7 @@ class FinishedRun:
         if best is None:
             return max(self.evaluations, key=lambda row: row["eval_reward"], default=None)
         noted = {"step": best["step"], best["metric"]: best["value"]}
-        return next((row for row in self.evaluations if row["step"] == best["step"]), noted)
+        return next((row for row in self.evaluations if noted.items() <= row.items()), noted)
 
     def files(self) -> dict[str, Source]:
         """Path in the repository -> content, without the card, which depends on the Hub."""
@@ -233,7 +237,9 @@ def read_run(run: RunDirectory, token: str | None = None) -> FinishedRun:
     public["command"] = masker.words(command)
     public["git"] = git and {"commit": git.get("commit"), "changed": bool(git.get("diff"))}
     rows = [_drawable(row, run) for row in run.metrics()]
-    finished = FinishedRun(run.path, masker.value(public), masker.value(config), rows, masker)
+    shown = [json.dumps(masker.value(one), ensure_ascii=False) for one in (public, config)]
+    public, config = (json.loads(_PLACE.sub(r"\1…/", text)) for text in shown)
+    finished = FinishedRun(run.path, public, config, rows, masker)
     if not finished.checkpoints:
         raise ConfigurationError(
             f"{run.path} has neither {BEST} nor {LAST}, so there is no model to publish"

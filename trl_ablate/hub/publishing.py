@@ -14,7 +14,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from trl_ablate.errors import PublishError
 from trl_ablate.hub.card import Licence, model_card
-from trl_ablate.hub.client import failures_in_words, patiently, require_token
+from trl_ablate.hub.client import failures_in_words, no_hub, patiently, require_token
 from trl_ablate.hub.contents import (
     PICTURE,
     FinishedRun,
@@ -93,7 +93,10 @@ def sizes(files: Mapping[str, Source]) -> dict[str, int]:
 def check_token(token: str | None = None) -> str:
     """Name of the token's owner, so that a missing or wrong token is found before a long run."""
     with failures_in_words("the repository"):
-        return patiently(HfApi(token=require_token(token)).whoami)["name"]
+        match patiently(HfApi(token=require_token(token)).whoami):
+            case {"name": str(name)}:
+                return name
+    raise PublishError(no_hub())
 
 
 def _publish(

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,9 @@ def from_recipe(settings: Mapping[str, Any], profile: str) -> dict[str, Any]:
     found |= {"gpu": profile} if profile in GPUS else {}
     if profile == "smollm2":
         found |= {"gpu": "cpu-bf16" if given.get("bf16") else "cpu", "context_gib": 0.5}
-    if given.get("dtype") in ("float32", "bfloat16"):
-        found["weights"] = given["dtype"]
+    if dtype := given.get("model_init_kwargs", {}).get("dtype") or given.get("dtype"):
+        # float16 takes as many bytes; `auto` is that of the checkpoint, mostly bfloat16
+        found["weights"] = "float32" if dtype == "float32" else "bfloat16"
     if "optim" in given:
         found["optimizer"] = "adamw_8bit" if given["optim"] in OPTIMIZERS_OF_8_BITS else "adamw"
         halved = found.get("weights") == "bfloat16" and not found["lora_rank"]
@@ -106,9 +108,8 @@ def _evaluations(given: Mapping[str, Any], questions: int, updates: int) -> dict
     if given.get("eval_strategy") == "no":
         found["evaluations"] = 0
     elif given.get("eval_strategy") == "steps" and {"grpo_steps", "eval_steps"} <= given.keys():
-        after = evaluations(
-            given["grpo_steps"], given["eval_steps"], given.get("eval_delay", 0) / updates
-        )
+        of = updates * given["grpo_steps"], Fraction(1, updates)
+        after = evaluations(*of, given["eval_steps"], given.get("eval_delay", 0))
         found["evaluations"] = bool(given.get("eval_on_start")) + after
     return found
 

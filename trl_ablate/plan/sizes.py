@@ -124,6 +124,8 @@ KEYS = (
     "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size",
 )  # fmt: skip
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+TIED = ("cohere", "gemma", "lfm2", "smollm3", "starcoder2", "vaultgemma")
+"""Families of decoders whose embedding is the LM head where config.json does not say."""
 
 
 def shape_of(name: str) -> Shape:
@@ -152,6 +154,6 @@ def shape_of(name: str) -> Shape:
         )
     layers, hidden, intermediate, heads, vocabulary = (config[key] for key in KEYS)
     kv_heads = config.get("num_key_value_heads") or heads
-    tied = bool(config.get("tie_word_embeddings", False))
+    tied = config.get("tie_word_embeddings", str(config.get("model_type")).startswith(TIED))
     head_size = config.get("head_dim") or hidden // heads
-    return Shape(layers, hidden, intermediate, heads, kv_heads, vocabulary, tied, head_size)
+    return Shape(layers, hidden, intermediate, heads, kv_heads, vocabulary, bool(tied), head_size)

@@ -38,6 +38,7 @@ from trl_ablate.run.folders import put_back, where_it_stands
 from trl_ablate.run.identity import portable
 from trl_ablate.run.json_files import (
     append_jsonl,
+    finite,
     is_named,
     read_jsonl,
     read_object,
@@ -85,7 +86,7 @@ class Outcome:
     entries: dict[str, Any] = field(default_factory=dict)
 
     def stopped(self, reason: str, **entries: Any) -> None:
-        self.status, self.reason, self.entries = "stopped", reason, entries
+        self.status, self.reason, self.entries = "stopped", reason, finite(entries)
 
 
 class _Below:

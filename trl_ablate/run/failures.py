@@ -91,6 +91,11 @@ def message_of(error: BaseException) -> str | None:
         )
     if isinstance(error, FileNotFoundError) and file is not None:
         return f"{file} is missing; restore it, {RERUN}"
+    if "No usable temporary directory found" in said:
+        return (
+            "no folder for temporary files can be written to: the disk is full, or all of them are "
+            "read-only; free some space, or set TMPDIR to another folder"
+        )
     return None
 
 
@@ -128,5 +133,6 @@ def one_sentence(what: str, remedy: str, failed: str = " could not be loaded"):
     except Exception as error:
         if is_disk_full(error):
             raise
-        reason = str(error).strip().split("\n")[0].rstrip(".")
+        said = str(error).strip() or type(error).__name__
+        reason = said.split("\n")[0].rstrip(".")
         raise ConfigurationError(f"{what}{failed} ({reason}); {remedy}") from error

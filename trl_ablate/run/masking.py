@@ -57,9 +57,12 @@ class Masker:
         return self._home.sub("~", text) if self._home else text
 
     def value(self, value: Any, secret: bool = False, within: str = "") -> Any:
-        """A JSON value without secrets, also in keys; a text whose key names a secret is masked."""
+        """A JSON value without secrets, also in keys; a text or a whole number whose key names a
+        secret is masked."""
+        if secret and value and type(value) in (str, int):
+            return MASK
         if isinstance(value, str):
-            return MASK if secret and value else self.text(value)
+            return self.text(value)
         if isinstance(value, list):
             return [self.value(item, secret) for item in value]
         if isinstance(value, dict):

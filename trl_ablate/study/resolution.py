@@ -150,6 +150,12 @@ def _legal(study: Study) -> tuple[Study, list[ResolvedArm]]:
     why = {cell: [refused[name] for name in of if name in refused] for cell, of in of_cell.items()}
     excluded = {cell: reasons[0] for cell, reasons in why.items() if reasons}
     design = without(design, excluded, f"study {study.path}")
+    for cell, other in study.against.items():
+        if other in excluded:
+            raise ConfigurationError(
+                f"study {study.path}: against compares {cell} with {other}, which is refused: "
+                f"{excluded[other]}"
+            )
     left = {cell: of_cell[cell] for cell in design.cells}
     names = {name for of in left.values() for name in of}
     arms = tuple(arm for arm in study.arms if arm.name in names)
@@ -234,7 +240,7 @@ def _planned(one: ResolvedArm, study: Study, keys: list[str]) -> PlannedArm:
         warnings=tuple(resolved.warnings),
         grpo_steps=steps,
         optimizer_steps=optimizer_steps,
-        evaluations=_evaluations(config, steps),
+        evaluations=_evaluations(config, optimizer_steps),
         runs=tuple(
             PlannedRun(run_id(known, seed), seed, (*before, str(seed), *after))
             for seed in arm.seeds
@@ -242,13 +248,13 @@ def _planned(one: ResolvedArm, study: Study, keys: list[str]) -> PlannedArm:
     )
 
 
-def _evaluations(config: AblationConfig, steps: int) -> int:
+def _evaluations(config: AblationConfig, optimizer_steps: int) -> int:
     """Number of evaluations in a run, with that before its first step."""
     if config.eval_strategy == "no":
         return 0
-    every = config.eval_steps or max(1, steps)
-    delay = config.eval_delay * config.grpo_steps_per_optimizer_step
-    return evaluations(steps, every, delay) + bool(config.eval_on_start)
+    of = optimizer_steps, config.grpo_steps_per_optimizer_step
+    every = config.eval_steps or max(1, int(of[0] * of[1]))
+    return evaluations(*of, every, config.eval_delay) + bool(config.eval_on_start)
 
 
 def _words(one: ResolvedArm, study: Study) -> tuple[list[str], list[str]]:

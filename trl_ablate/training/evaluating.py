@@ -123,8 +123,8 @@ def describe(name: str, resolved, found: Mapping[str, Any]) -> dict[str, Any]:
     """The content of the JSON file: the numbers, the settings, and the code and machine."""
     config, task = resolved.config, resolved.task
     samples = config.num_generations_eval or config.num_generations
-    named = {name: task.evaluation_task(name).dataset for name in task.eval_sets or ()}
-    sources = {"": task.dataset, **named}
+    sources = {"": task.dataset}
+    sources |= {name: task.evaluation_task(name).dataset for name in task.eval_sets or ()}
     report = {
         "checkpoint": name,
         "model": resolved.model.model_name_or_path,

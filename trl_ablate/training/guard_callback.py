@@ -126,7 +126,7 @@ class GuardCallback(TrainerCallback):
         run = RunDirectory(Path(str(args.output_dir)) / FOLDER)
         run.path.mkdir(parents=True, exist_ok=True)
         run.rewind(state.global_step or -1)
-        last = max((row["step"] for row in run.metrics()), default=0)
+        last = max((row["step"] for row in run.metrics()), default=-1)
         spent = seconds_by_step(state.log_history)
         for row in state.log_history:
             step = int(row["step"])

@@ -272,7 +272,7 @@ def publish(start: Start) -> Iterator[str]:
     except Exception as error:
         why = on_one_line(masker_of(start).text(str(error)))
         raise PublishError(
-            f"the run is finished but not published: {why}; fix this, then run "
+            f"the run has ended but is not published: {why}; fix this, then run "
             f"`{publish_command(*place, config.hub_revision)}`"
         ) from error
     yield f"published at {url}"

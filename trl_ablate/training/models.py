@@ -280,7 +280,7 @@ def merged_adapter(folder: str, resolved: Resolved) -> PreTrainedModel:
 
 
 def starting_model(resolved: Resolved) -> str:
-    """The same; `miniature/WORLD/STAGE` as the folder that it is built in."""
+    """What training starts from; `miniature/WORLD/STAGE` as the folder that it is built in."""
     name = starting_point(resolved)
     if not is_miniature(name):
         return name

@@ -50,11 +50,13 @@ def test_a_link_is_refused_with_what_to_do(directory, tmp_path, name):
 
 
 def test_a_best_model_whose_row_a_resume_has_dropped_keeps_its_own_number(directory):
+    """Also where the step was repeated with another result."""
     best = directory.path / "checkpoint_best" / "best.json"
-    write_json(best, {"metric": "eval_reward", "value": 0.75, "step": 8})
-    card = model_card(read_run(directory), "me/lr", None, picture=False)
-    assert "| first (step 0) | best (step 8) | last (step 6) |" in card
-    assert "| 0.030 ± 0.012 | 0.750 | 0.010 ± 0.012 |" in card and "value: 0.75\n" in card
+    for step in (8, 2):
+        write_json(best, {"metric": "eval_reward", "value": 0.75, "step": step})
+        card = model_card(read_run(directory), "me/lr", None, picture=False)
+        assert f"| first (step 0) | best (step {step}) | last (step 6) |" in card
+        assert "| 0.030 ± 0.012 | 0.750 | 0.010 ± 0.012 |" in card and "value: 0.75\n" in card
     write_json(best, {"metric": "eval_answer_reward", "value": 0.4, "step": 8})
     card = model_card(read_run(directory), "me/lr", None, picture=False)
     assert "| best (step 8) |" in card and "model-index" not in card

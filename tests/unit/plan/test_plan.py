@@ -88,9 +88,6 @@ def test_the_memory_of_an_evaluation_on_a_cpu(rows, measured):
     assert plan(replace(setup, evaluations=0)).bytes_rollout["KV cache"] < parts["KV cache"]
 
 
-# By hand
-
-
 TINY = Shape(
     layers=2, hidden=4, intermediate=8, heads=2, kv_heads=1, vocabulary=10, tied=True, head_size=2
 )
@@ -198,9 +195,6 @@ def test_a_small_cache_takes_several_waves():
     assert Estimate(Setup(), shape_of("1.5B"), GPUS["h100"]).waves(256) == 1
 
 
-# What is asked
-
-
 BASE = Setup(gpus=2, sharding="zero3", epochs=2, extra_forwards=1, engine_share=0.2, gpu="a100")
 OTHER = {
     "model": "3B", "gpu": "h200", "gpus": 4, "sharding": "none", "weights": "bfloat16",
@@ -259,6 +253,10 @@ def test_a_config_json_is_read(tmp_path):
     }  # fmt: skip
     file.write_text(json.dumps(config))
     assert shape_of(str(tmp_path)) == shape_of(str(file)) == MODELS["1.5B"]
+    del config["tie_word_embeddings"]
+    for family, tied in (("qwen2", False), ("gemma3_text", True)):  # as transformers has it
+        file.write_text(json.dumps({**config, "model_type": family}))
+        assert shape_of(str(file)).tied is tied
     for change, sentence in (
         ({"hidden_size": "wide"}, "has no whole number for hidden_size"),
         ({"num_key_value_heads": -2}, "has no whole number for num_key_value_heads"),

@@ -65,6 +65,8 @@ def caused_by(cause: Exception) -> RuntimeError:
         (Exception("Request failed: 500, dead"), "(Request failed: 500, dead); check its log"),
         (without_its_server(), "can't be reached at http://127.0.0.1:9 after"),
         (RewardError("reward function 'x' raised"), "reward function 'x' raised"),
+        (FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"),
+         "no folder for temporary files can be written to: the disk is full, or"),
         (RuntimeError("the engine died"), "None"),  # nobody foresaw these: they are left alone
         (OSError(errno.EIO, "I/O"), "None"),
         (requests.ConnectionError("Max retries exceeded with url: http://judge"), "None"),

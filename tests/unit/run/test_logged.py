@@ -1,7 +1,6 @@
 """Curves read from `metrics.jsonl`: which values are kept, and how few of the lines are parsed."""
 
 import json
-import time
 from itertools import pairwise
 
 import pytest
@@ -11,9 +10,6 @@ from trl_ablate.run.json_files import append_jsonl
 from trl_ablate.run.logged import POINTS, read_series
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.store import RunStore
-
-SHARE = 0.4
-"""Of the CPU time that decoding all rows as JSON takes on the same machine: 0.14 and 0.21 found."""
 
 
 def write(path, rows):
@@ -112,7 +108,7 @@ RUNS, STEPS = 6, 8000
 
 
 def test_of_a_large_study_few_lines_are_parsed(tmp_path, monkeypatch):
-    """Neither by the reader, in less time than all lines take as JSON, nor by the report."""
+    """Decoding all of them takes most of a report's time."""
     plan = make_plan({"a": {"x": 1}, "b": {"x": 2}}, seeds=range(RUNS // 2), grpo_steps=STEPS)
     store, rows = RunStore(tmp_path / "runs"), write(tmp_path / "rows", long_rows(STEPS))
     for arm in plan.arms:
@@ -120,13 +116,6 @@ def test_of_a_large_study_few_lines_are_parsed(tmp_path, monkeypatch):
             directory = write_run(store, run, arm.declared, iter(()))
             directory.metrics_file.unlink()
             directory.metrics_file.hardlink_to(rows)
-    began = time.process_time()
-    for line in rows.read_text().splitlines():
-        json.loads(line)
-    whole = time.process_time() - began
-    began = time.process_time()
-    read_series(rows, METRIC, [f"{METRIC}_stderr"], ["grad_norm", "entropy"])
-    assert time.process_time() - began < SHARE * whole
     parsed, loads = [], json.loads
     monkeypatch.setattr(json, "loads", lambda text, **_: parsed.append(len(text)) or loads(text))
     report_study(plan, store, tmp_path / "study.yaml", tmp_path / "out")

@@ -144,8 +144,9 @@ NAMES = ("secret_key", "access_key", "aws_access_key_id", "github_token", "priva
 
 def test_a_text_under_the_name_of_a_secret_is_masked():
     others = {"answer_key": "a", "eos_token": "e"}
-    masked = {name: {"x": MASK} for name in NAMES}
-    assert Masker().value({name: {"x": "y"} for name in NAMES} | others) == masked | others
+    for given, shown in (("y", MASK), (1234, MASK), (True, True), ("", "")):
+        masked = {name: {"x": shown} for name in NAMES}
+        assert Masker().value({name: {"x": given} for name in NAMES} | others) == masked | others
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,12 @@
 what a console prints."""
 
 import html
-import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from markdown_it import MarkdownIt
 
-from tests.support.hostile import HOSTILE
+from tests.support.hostile import HOSTILE, MARKDOWN, UNSAFE, kinds
 from trl_ablate.run.untrusted import (
     for_html,
     for_markdown,
@@ -21,11 +19,7 @@ from trl_ablate.run.untrusted import (
 )
 
 ATTACKS = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 ANYTHING = st.text(st.characters(), max_size=60) | st.text("`|\\*_#->~ \n[]()!&;x1.$", max_size=30)
-UNSAFE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
-)
 
 
 @pytest.mark.parametrize(
@@ -58,15 +52,11 @@ def document(text: str) -> str:
     )
 
 
-def structure(markdown: str) -> list[str]:
-    return [token.type for token in MARKDOWN.parse(markdown)]
-
-
 def check_markdown(text: str) -> None:
     shown = on_one_line(text)
     tokens = MARKDOWN.parse(document(text))
     if shown:  # without any, there is no paragraph
-        assert [token.type for token in tokens] == structure(document("word"))
+        assert [token.type for token in tokens] == kinds(document("word"))
     inside = {child.type for token in tokens for child in token.children or ()}
     assert inside <= {"text", "code_inline", "strong_open", "strong_close"}, inside
     fences = [token.content for token in tokens if token.type == "fence"]

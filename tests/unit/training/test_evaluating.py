@@ -78,14 +78,16 @@ def evaluated(run, *words, **given):
 
 
 def test_a_run_is_evaluated_as_it_was_trained(run):
-    """Without its schedule, which may follow evaluations; another dataset leaves behind what was
-    said of the first."""
+    """Without its schedule, which may follow evaluations, and the revision, which is of its base;
+    another dataset leaves behind what was said of the first."""
     resolved = evaluated(run, "--eval_top_p", "0.5")
     task, config = resolved.task, resolved.config
     assert (task.template, task.eval_split, task.levels) == ("question_only", "odd", ["3"])
     assert (config.seed, config.eval_top_p, config.hub_token) == (7, 0.5, None)
     assert (config.lr_scheduler_type, config.lr_scheduler_kwargs) == ("constant", None)
     assert resolved.model.model_name_or_path == "somewhere"
+    assert resolved.model.model_revision == "main"
+    assert evaluated(run, "--model_revision", "v2").model.model_revision == "v2"
     alike = load_recipe(SHIPPED / "question_only.yaml", "miniature", {"learning_rate": 1e-5})
     assert config.learning_rate == alike.config.learning_rate
     assert config.eval_by == "level"
@@ -93,11 +95,6 @@ def test_a_run_is_evaluated_as_it_was_trained(run):
     task, config = resolved.task, resolved.config
     assert (task.dataset, task.eval_split) == ("gsm8k", "test")
     assert task.levels is task.eval_sets is config.eval_by is None
-
-
-def test_the_revision_of_a_run_is_that_of_its_base_and_a_given_one_holds(run):
-    assert evaluated(run).model.model_revision == "main"
-    assert evaluated(run, "--model_revision", "v2").model.model_revision == "v2"
 
 
 def test_of_the_tokens_of_a_run_code_gets_none_and_other_settings_null(run):
