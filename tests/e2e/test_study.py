@@ -245,7 +245,7 @@ def test_trials_come_first_also_where_runs_outlive_the_runner(tmp_path, store, m
     monkeypatch.setattr(local, "LocalProcess", Left)
     monkeypatch.setattr(LocalEngine, "in_place", False)
     engine = LocalEngine(99, command=FAKE_TRAIN, warm=FAKE_IMPORTS)
-    while StudyRuns(plan, store).next and len(calls) < 9:
+    while StudyRuns(plan, store).of_pass(False) and len(calls) < 9:
         Runner(StudyRuns(plan, store), engine, stay=False).run()
         calls.append(sum(starts(store.path).values()))
     assert sorted({*calls}) == [0, TRIALS, TRIALS + RUNS]

@@ -214,8 +214,12 @@ def only_of(options: argparse.Namespace, runs: "StudyRuns") -> list[str] | None:
         raise ConfigurationError(
             "--only names one run and --until decided chooses; use one of them"
         )
+    if options.until and not runs.plan.looks:
+        raise ConfigurationError(
+            f"study {runs.plan.study}: its seeds are fixed, so --until decided has nothing to "
+            "add; write seeds: {looks: [3, 5, 8, 12]} in study.yaml, or leave out --until"
+        )
     if options.until:
-        runs.check_has_looks()
         return runs.of_pass(True)
     if options.only and options.only not in runs.plan.runs():
         ids = [*runs.plan.runs()]
@@ -254,9 +258,8 @@ def status(options: argparse.Namespace) -> None:
 
 def forget_engines(parser: Parser) -> None:
     """The options of all engines have their defaults: to fetch, nothing is started."""
-    parser.set_defaults(jobs=None)
-    for options in OPTIONS.values():
-        parser.set_defaults(**{name: how.get("default") for name, how in options.items()})
+    every = {name: how for options in OPTIONS.values() for name, how in options.items()}
+    parser.set_defaults(jobs=None, **{name: how.get("default") for name, how in every.items()})
 
 
 @subcommand(
@@ -291,8 +294,9 @@ def restore(options: argparse.Namespace) -> None:
     studies = study_runs.files_of(options.all) if options.all else [study_path(options.study)]
     kept = [study for study in studies if kept_runs.beside(study).is_file()]
     if not kept:
+        of = f"any study of {options.all}" if options.all else "this study"
         raise ConfigurationError(
-            f"there is no {kept_runs.beside(studies[0])}, so no run is kept of this study; a "
+            f"there is no {kept_runs.beside(studies[0])}, so no run is kept of {of}; a "
             "checkout has those of the studies that come with this package"
         )
     for study in kept:

@@ -196,7 +196,7 @@ def ended(study: str, runs: "StudyRuns", outcome: "Outcome", *, by_looks: bool =
         return DONE
     if outcome.left:
         return _limit_reached()
-    if left := runs.of_pass(True) if by_looks else runs.next:
+    if left := runs.of_pass(by_looks):
         words = f"{study} --until decided" if by_looks else study
         console.print(f"{len(left)} more runs are to do: trl-ablate study run {words}")
     else:

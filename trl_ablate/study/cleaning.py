@@ -14,7 +14,7 @@ from trl_ablate.run.directory import MARK, RunDirectory
 from trl_ablate.study.expected_hours import probe_name
 from trl_ablate.study.planned import plan_file
 from trl_ablate.study.runs import StudyRuns
-from trl_ablate.study.store import RunStore, bytes_in
+from trl_ablate.study.store import RunStore, State, bytes_in
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,22 @@ def find_rubbish(
     the folder of a run stay."""
     store, found = runs.store, []
     shared = _named_elsewhere(runs)
+
+    def add(run_id: str, paths: list[Path], state: State) -> None:
+        there = tuple(filter(Path.exists, paths))
+        if there and state.status != "running":
+            found.append(Rubbish(run_id, there, sum(map(bytes_in, there)), state.done))
+
     for run in runs.plan.runs().values():
+        probe = probe_name(run)
+        add(probe, [store.directory(probe).path, store.log(probe)], store.state(probe))
         state, directory = runs.states[run.id], store.directory(run.id)
-        paths = [store.directory(probe_name(run)).path]
         has_result = state.done or state.damaged or state.is_another
         leftover = state.status in ("interrupted", "failed", "to do") and not has_result
         if (leftover or (results and has_result)) and run.id not in shared:
-            paths += [*written_by(directory), store.log(run.id)]
+            add(run.id, [*written_by(directory), store.log(run.id)], state)
         elif checkpoints and state.done:
-            paths += sorted(directory.checkpoints())
-        paths = tuple(filter(Path.exists, paths))
-        if paths and state.status != "running":
-            found.append(Rubbish(run.id, paths, sum(map(bytes_in, paths)), state.done))
+            add(run.id, sorted(directory.checkpoints()), state)
     return found
 
 

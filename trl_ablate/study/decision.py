@@ -115,6 +115,8 @@ def decide(
         check_margin(margin, "margin")
     if unpaired:
         return judge_two_parts(looks=planned, level=level, margin=margin, **two_part)
+    if two_part:
+        raise ConfigurationError(f"with differences, decide takes no {', '.join(two_part)}")
     values = finite_numbers(differences, "difference", "pairs without an outcome")
     nominal = nominal_level(planned, level)
     found = Decision(Verdict.UNDECIDED, 0, None, None, None, nominal)

@@ -7,12 +7,15 @@ been measured, the numbers are None.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import mean
 from typing import NamedTuple
 
+from trl_ablate.errors import ConfigurationError
 from trl_ablate.guard.remedies import summed_step_times
-from trl_ablate.study.engines import Engine, Job
+from trl_ablate.study.engines import Job
+from trl_ablate.study.engines.local import LocalEngine
 from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun
 from trl_ablate.study.runner import last_line
 from trl_ablate.study.runs import StudyRuns
@@ -131,16 +134,16 @@ def measured_arms(runs: StudyRuns) -> ByArm:
 
 
 def measure(store: RunStore, run_id: str) -> Measured | None:
-    """The parts of a finished run; None if it is missing, not finished, or logged no step time."""
+    """The parts of a finished run; None if it is missing or damaged, not finished, or logged no
+    step time."""
     directory = store.directory(run_id)
-    record = directory.record()
-    if record.get("status") != "finished":
-        return None
-    rows = list(directory.metrics())
+    record, rows = {}, []
+    with suppress(ConfigurationError):
+        record, rows = directory.record(), [*directory.metrics()]
     steps = summed_step_times(rows)
     evaluations = [row["time/eval"] for row in rows if row.get("time/eval") is not None]
     last = max(steps, default=0)
-    if not last:
+    if record.get("status") != "finished" or not last:
         return None
     return Measured(
         overhead=max(0.0, record["seconds"] - steps[last] - sum(evaluations)),
@@ -157,7 +160,7 @@ def typical(found: Sequence[Measured]) -> Measured | None:
     return Measured(*map(mean, zip(*found, strict=True))) if found else None
 
 
-def probe(runs: StudyRuns, engine: Engine, say: Callable[[str], None]) -> None:
+def probe(runs: StudyRuns, engine: LocalEngine, say: Callable[[str], None]) -> None:
     """Run two steps of the first arm that can be measured so, unless an arm has been measured.
 
     A failed probe is reported and leaves its arm unmeasured. Ctrl-C ends the current probe.

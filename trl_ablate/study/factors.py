@@ -62,17 +62,18 @@ def read_design(factors: Mapping[str, list[Any]], fraction: str, what: str) -> D
                 f"{what}: factor '{name}' has the levels {levels}; give at least two, and each once"
             )
     words = _words(factors, fraction, what)
+    number = prod(map(len, factors.values())) // (len(words) + 1)
+    if number > MAX_CELLS:
+        raise ConfigurationError(
+            f"{what}: the factors have {number} cells; the limit is {MAX_CELLS}; use fewer "
+            "levels, or a smaller `fraction`"
+        )
     cells = []
     for places in product(*map(range, map(len, factors.values()))):
         codes = {name: 1 if place else -1 for name, place in zip(factors, places, strict=True)}
         if in_fraction(codes, words):
             chosen = zip(factors.items(), places, strict=True)
             cells.append({name: levels[place] for (name, levels), place in chosen})
-    if len(cells) > MAX_CELLS:
-        raise ConfigurationError(
-            f"{what}: the factors have {len(cells)} cells; the limit is {MAX_CELLS}; use fewer "
-            "levels, or a smaller `fraction`"
-        )
     return Design(
         factors=dict(factors),
         cells={safe_name([*map(level_text, cell.values())], cell): cell for cell in cells},

@@ -212,18 +212,14 @@ def _rows_of(plan: Plan, position: int, rows: list[dict[str, float]]) -> list[di
         return value is not None and (name in own or bool(read))
 
     def coarse(name: str, value: float) -> float:
-        digits = "" if name in own else _digits(name)
-        return float(format(value, digits)) if digits else value
+        digits = next((of for start, of in COARSE.items() if name.startswith(start)), "")
+        return float(format(value, digits)) if digits and name not in own else value
 
     return [
         {name: coarse(name, value) for name, value in row.items() if is_kept(name, value)}
         for row in rows
         if position >= 0 or row.get(plan.primary_metric) is not None
     ]
-
-
-def _digits(metric: str) -> str:
-    return next((digits for start, digits in COARSE.items() if metric.startswith(start)), "")
 
 
 def _table(runs: Mapping[str, Kept]) -> Any:

@@ -232,12 +232,14 @@ def grid(runs: StudyRuns) -> FirstThatFits:
 def _progress(arm: PlannedArm, run: PlannedRun, runs: StudyRuns) -> tuple[list[str], float | None]:
     """In words, the step while a run goes on and its last value; and this value."""
     status, directory = runs.states[run.id].status, runs.store.directory(run.id)
-    if status == "to do" or not directory.metrics_file.exists():
+    if status == "to do":
         return [], None
-    file = directory.metrics_file.stat()
-    change = file.st_mtime_ns, file.st_size
     try:
+        file = directory.metrics_file.stat()
+        change = file.st_mtime_ns, file.st_size
         step, value = _last(directory, runs.plan.primary_metric, change)
+    except FileNotFoundError:  # it has none, or a new attempt is about to replace it
+        return [], None
     except ConfigurationError:  # other runs are shown, and go on; the report says what is damaged
         return ["damaged"], None
     goes_on = status in ("running", "interrupted") and step is not None

@@ -7,6 +7,7 @@ to another engine goes on where it was, to the same verdicts.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -170,11 +171,6 @@ class StudyRuns:
         return needed(self.plan, self.finished if self.plan.tuning else {})
 
     @property
-    def next(self) -> list[PlannedRun]:
-        """Those of them that have not ended."""
-        return [run for run in self.needed if run.id not in self.finished]
-
-    @property
     def to_start(self) -> list[str]:
         """Ids of the needed runs that are not done and that no process works on."""
         left = [run.id for run in self.needed if run.id not in self.done]
@@ -242,20 +238,14 @@ class StudyRuns:
         """That runs are done and none has logged the primary metric; empty if that is not so."""
         metric, logged = self.plan.primary_metric, set[str]()
         for run_id in self.done:
-            rows = self.store.directory(run_id).metrics()
-            logged |= {name for row in rows for name, value in row.items() if value is not None}
+            with suppress(ConfigurationError):  # a damaged row: those before it count
+                for row in self.store.directory(run_id).metrics():
+                    logged |= {name for name, value in row.items() if value is not None}
             if metric in logged:
                 return ""
         otherwise = "name a metric that they log as primary_metric"
         meant = nearest(metric, logged, otherwise)
         return f"no finished run has logged {metric}{meant}" if self.done else ""
-
-    def check_has_looks(self) -> None:
-        if not self.plan.looks:
-            raise ConfigurationError(
-                f"study {self.plan.study}: its seeds are fixed, so --until decided has nothing to "
-                "add; write seeds: {looks: [3, 5, 8, 12]} in study.yaml, or leave out --until"
-            )
 
 
 def analysis_of(plan: Plan, runs: Sequence[Run]) -> "Analysis":

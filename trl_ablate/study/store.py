@@ -187,6 +187,8 @@ class RunStore:
         whose files cannot be read has failed; so other runs go on."""
         try:
             return self._recorded(run_id)
+        except FileNotFoundError:  # a new attempt is about to replace it
+            return State("to do", None, {})
         except ConfigurationError as error:
             what, folder = str(error).rpartition("; ")[0], self.directory(run_id).path
             remedy = f"restore it, or remove the folder {folder} to do the run anew"

@@ -177,6 +177,8 @@ def test_the_next_command_is_of_the_same_runs(tmp_path, capsys):
         assert words.endswith(f"--runs {tmp_path} --profile own.yaml")
         write_run(store, run, {"top": 0.8}, iter([{"step": 1, "eval_rewards": 0.1}]))
     assert "no finished run has logged eval_reward; did you mean 'eval_rewards'?" in said()
+    store.directory(run.id).update(status="failed")  # in an earlier command
+    assert "1 more runs are to do: trl-ablate study run abl --runs" in said()
 
 
 def test_runs_that_go_on_elsewhere_are_named_beside_those_that_failed(tmp_path, capsys):

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from io import StringIO
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -10,10 +10,11 @@ from rich.console import Console
 from tests.support.studies import run_here
 from tests.support.synthetic_study import write_study
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.run.directory import RunDirectory
 from trl_ablate.study.cleaning import find_rubbish
 from trl_ablate.study.definition import load_study
 from trl_ablate.study.kept_runs import keep, restore
-from trl_ablate.study.outline import grid
+from trl_ablate.study.outline import grid, show_plan
 from trl_ablate.study.planned import save_plan, saved_plan
 from trl_ablate.study.report.making import report_study
 from trl_ablate.study.report.sections import samples
@@ -108,12 +109,24 @@ def test_a_run_that_cannot_be_read_is_left_alone_and_the_others_go_on(study, tmp
     assert len(run_here(study.store, study.plan).done) == 12
 
 
-def test_a_broken_row_costs_the_grid_no_other_run(study):
-    file = study.store.directory(next(iter(study.plan.runs()))).metrics_file
-    file.write_text("{broken\n" + file.read_text())
-    Console(file=(printed := StringIO()), width=120).print(grid(study))
-    shown = printed.getvalue()
+def test_broken_rows_cost_the_grid_and_the_plan_no_other_run(study, capsys):
+    first, *others = (study.store.directory(run).metrics_file for run in study.plan.runs())
+    first.write_text("{broken\n" + first.read_text())
+    show_plan(Console(width=120), study, 1)
+    shown = capsys.readouterr().out
     assert shown.count("damaged") == 1 and shown.count("✓ 0.") == 11
+    for file in others:
+        file.write_text(file.read_text() + "{broken\n")
+    assert study.unlogged == ""
+
+
+def test_a_run_that_is_replaced_while_it_is_looked_at_is_to_do(study, monkeypatch):
+    """Its new attempt deletes a file between the question whether it exists and its reading."""
+    assert len(study.done) == 12
+    for name in ("read", "metrics"):
+        monkeypatch.setattr(RunDirectory, name, Mock(side_effect=FileNotFoundError))
+    grid(study)
+    assert {state.status for state in study.again().states.values()} == {"to do"}
 
 
 def test_entries_and_rollouts_of_another_shape_cost_no_report(study, report):

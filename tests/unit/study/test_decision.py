@@ -131,6 +131,7 @@ def test_a_verdict_at_a_look_of_two_pairs_has_its_p_value():
         ({"level": 0.0}, "level is 0.0"),
         ({"margin": 0.0}, "margin is 0.0"),
         ({"margin": math.inf}, "margin is inf"),
+        ({"margn": 0.1, "pool": 3}, "with differences, decide takes no margn, pool"),
     ],
 )
 def test_what_is_refused(words, complaint):

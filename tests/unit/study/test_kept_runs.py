@@ -9,6 +9,7 @@ from pyarrow import parquet
 
 from tests.support.synthetic_study import learning_rows, write_run, write_study
 from trl_ablate import ConfigurationError
+from trl_ablate.cli.study import main
 from trl_ablate.run.json_files import append_jsonl, read_object, write_json
 from trl_ablate.study.kept_runs import keep, kept, restore
 from trl_ablate.study.runs import StudyRuns
@@ -142,6 +143,14 @@ def test_a_folder_with_files_of_the_user_is_named_and_left_alone(study, file, tm
     (mine / "x").touch()
     assert len(restore(StudyRuns(study.plan, other), file, said.append)) == 5
     assert str(mine.parent) in said.pop() and (mine / "x").is_file()
+
+
+def test_a_list_of_which_no_run_is_kept_is_named(tmp_path, capsys):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "study.yaml").touch()
+    (tmp_path / "list.yaml").write_text("rows: [{question: q, part: question, study: one}]\n")
+    assert main(["restore", "--all", str(tmp_path / "list.yaml")]) == 2
+    assert f"no run is kept of any study of {tmp_path}/list.yaml;" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])

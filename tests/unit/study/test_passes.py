@@ -68,11 +68,6 @@ def test_seeds_are_added_only_where_a_comparison_is_undecided(store):
     assert (found["alike"].verdict, found["alike"].difference.n) == ("not decided", 8)
 
 
-def test_with_fixed_seeds_a_pass_is_all_runs_that_have_not_failed(store):
-    left = next_pass(FIXED, store)
-    assert len(left) == 9 and next_pass(FIXED, store, failed=left[:1]) == left[1:]
-
-
 def report(plan: Plan, store: RunStore) -> tuple[str, dict]:
     out = store.path / "out"
     report_study(plan, store, store.path / "study.yaml", out)

@@ -179,3 +179,9 @@ def test_one_run_is_probed_and_all_are_estimated(tmp_path):
     assert estimate(StudyRuns(replace(runs.plan, arms=arms), store)).hours() is None
     probe(runs.again(), engine, said.append)
     assert len(started) == 2
+    started[1].log.touch()
+    lock = store.lock(probed[1])
+    assert lock.acquire() and find_rubbish(runs) == []  # it goes on
+    lock.release()
+    (rubbish,) = find_rubbish(runs)
+    assert remove(rubbish, store) and not [*(tmp_path / "probes").iterdir()]

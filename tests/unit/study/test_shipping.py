@@ -29,8 +29,8 @@ httpx = import_module(HTTPError.__module__)  # httpx2 from huggingface_hub 2 on
 def job(folder: Path) -> Job:
     recipe = folder / "grpo.yaml"
     recipe.write_text("beta: 0.0\n")
-    (folder / "store").mkdir()
-    return Job([str(recipe), "--seed", "1"], folder / "store" / "run", folder / "log", 0, folder)
+    (store := folder / "store").mkdir()
+    return Job([str(recipe), "--seed", "1"], store / "run", folder / "log", 0, folder / "away")
 
 
 def test_a_run_is_fetched_under_the_name_that_it_was_sent_with(tmp_path):
@@ -45,21 +45,19 @@ def test_a_run_is_fetched_under_the_name_that_it_was_sent_with(tmp_path):
         raise TimeoutError("24 hours are over")
 
     one, engine = job(tmp_path), SimpleNamespace(answer=answer, download=download, name="modal")
-    away = tmp_path / "run.away"
-    away.write_text('{"call": "c", "folder": "former-1/0123"}')
+    one.away.write_text('{"call": "c", "folder": "former-1/0123"}')
     one.directory.mkdir()
     (one.directory / "notes.txt").write_text("mine")
     found: Any = engine
-    assert DetachedProcess(replace(one, away=away), found).poll() == 1
+    assert DetachedProcess(one, found).poll() == 1
     assert {path.name for path in one.directory.iterdir()} == {"run.json", "notes.txt"}
-    assert not away.exists()
+    assert not one.away.exists()
     assert one.log.read_text() == "trained\nmodal: TimeoutError: 24 hours are over\n"
 
 
 def test_a_call_has_its_note_before_it_is_made(tmp_path, monkeypatch):
     """A failed call leaves none; one whose name could not be written is not made again."""
-    one = replace(job(tmp_path), away=tmp_path / "run.away")
-    engine = JobsEngine.__new__(JobsEngine)
+    one, engine = job(tmp_path), JobsEngine.__new__(JobsEngine)
     monkeypatch.setattr(shipping, "pack", lambda job: None)
     monkeypatch.setattr(engine, "spawn", spawn := Mock(side_effect=[OSError("no"), "c", "d"]))
     with pytest.raises(OSError, match="no"):
@@ -97,7 +95,7 @@ def of_the_hub(status: int) -> Exception:
 )
 def test_a_download_that_fails_in_passing_is_tried_again(tmp_path, monkeypatch, error, passes):
     monkeypatch.setattr(shipping, "SECONDS_BETWEEN_QUESTIONS", 0.0)
-    one = replace(job(tmp_path), away=tmp_path / "run.away")
+    one = job(tmp_path)
     one.away.write_text('{"call": "c", "folder": "run/0123"}')
     engine = JobsEngine.__new__(JobsEngine)
     monkeypatch.setattr(engine, "answer", lambda call: 0)

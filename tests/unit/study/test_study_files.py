@@ -72,14 +72,14 @@ def test_a_study_with_looks(write):
         (FACTORS + "fraction: 1/3\n", "fraction is 1/3; it takes one of 1, 1/2, 1/4"),
         (NINE + "fraction: 1/2\n", "a fraction of 9 two-level factors; the limit is 8"),
         (NINE, "the factors have 512 cells; the limit is 256"),
+        (HEAD + f"factors: {dict.fromkeys(map(str, range(99)), [1, 2])}\n", f"have {2**99} cells"),
         (FACTORS.replace("[0, 1]", "{looks: [2, 4]}"), "has looks and factors, which need a fixed"),
         (LOOKS + TUNE, "has looks and tune, which need a fixed number of seeds"),
         (FACTORS + TUNE, "tune replaces 'learning_rate'"),
         (ONE + "tune: {output_dir: [a, b]}\n", "cannot be overridden"),
         (ONE + "tune: {seeds: 2}\n", "tune has the settings none; name one"),
         (ONE + "tune: {a: [1, 2], b: [1, 2]}\n", "tune has the settings a, b; name one"),
-        (ONE + "tune: {lr: [1]}\n", "tune has [1] for lr; give a list of two or more different"),
-        (ONE + "tune: {lr: [1, 1]}\n", "tune has [1, 1] for lr; give a list of two or more"),
+        (ONE + "tune: {lr: [1, 2, 2]}\n", "tune has [1, 2, 2] for lr; give a list of two or more"),
         (ONE + "tune: {lr: 3}\n", "tune has 3 for lr; give a list"),
         (ONE + "tune: {lr: [1, 2], seeds: 0}\n", "tune has 0 seeds; give 1 or more"),
         (TWO + "reference_seeds: 8\n", "reference_seeds needs `judge: two_part`"),
@@ -101,6 +101,8 @@ def test_a_study_with_looks(write):
         (ONE + "overrides: {grpo_stpes: 3}\n", "study.yaml: overrides: unknown key 'grpo_stpes'"),
         (HEAD + "factors: {surrogate: [no_clip, clip], delta: [4.0, null]}\n",
          "the first level of every factor, the reference, is refused: surrogate 'no_clip' does"),
+        (HEAD + "factors: {surrogate: [clip, no_clip], delta: [null, 4.0]}\nagainst: {clip--4: "
+         "no_clip--4}\n", "against compares clip--4 with no_clip--4, which is refused: surrogate"),
     ],
 )  # fmt: skip
 def test_what_is_no_study(write, text, complaint):

@@ -24,7 +24,7 @@ TOPS = {"ref": [0.4, 0.7, -0.8], "other": [0.701, 0.3, -0.4]}
 
 
 def do_all(plan: Plan, store: RunStore) -> RunStore:
-    while coming := StudyRuns(plan, store).next:
+    while coming := next_runs(plan, StudyRuns(plan, store).finished):
         do(plan, store, [run.id for run in coming])
     return store
 

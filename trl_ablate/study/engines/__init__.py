@@ -13,7 +13,6 @@ options.
 
 import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,12 +56,6 @@ class Process(Protocol):
         """The exit code (minus the signal that killed it), or None while it runs. When
         it returns a code, the directory and the log are complete."""
         ...
-
-    def wait(self) -> int:
-        """Wait until it ends by itself; returns the exit code."""
-        while (code := self.poll()) is None:
-            time.sleep(0.1)
-        return code
 
     def ask_to_end(self) -> None:
         """Ask it to stop, as Ctrl-C does; returns at once."""

@@ -137,7 +137,7 @@ class JobsEngine(DetachedEngine):
             with tempfile.TemporaryDirectory() as scratch:
                 try:
                     found = self._api.hf_hub_download(
-                        _repo_of(call), file, repo_type=REPO_TYPE, local_dir=scratch
+                        f"{namespace}/{REPO}", file, repo_type=REPO_TYPE, local_dir=scratch
                     )
                 except errors.RemoteEntryNotFoundError:
                     reason = job.status.message or "no reason is given"
@@ -165,8 +165,8 @@ class JobsEngine(DetachedEngine):
         disable_progress_bars()
         heavy = [] if self.checkpoints else [f"{folder}/*/checkpoint*/*"]
         self._api.snapshot_download(
-            _repo_of(call), repo_type=REPO_TYPE, local_dir=target, allow_patterns=f"{folder}/*",
-            ignore_patterns=[f"{folder}/{BUNDLE}", *heavy],
+            f"{call.split('/')[0]}/{REPO}", repo_type=REPO_TYPE, local_dir=target,
+            allow_patterns=f"{folder}/*", ignore_patterns=[f"{folder}/{BUNDLE}", *heavy],
         )  # fmt: skip
 
 
@@ -190,8 +190,7 @@ def patiently(commit: Callable[..., Any], tries: int, **keywords: Any) -> None:
         try:
             return commit(**keywords)
         except errors.HTTPError as error:
-            answered = isinstance(error, errors.HfHubHTTPError)
-            if answered and error.response.status_code not in (*PASSING, *CONFLICTS):
+            if _status(error) not in (None, *PASSING, *CONFLICTS):
                 raise
         time.sleep(seconds * random.uniform(0.5, 1))
     commit(**keywords)
@@ -199,10 +198,6 @@ def patiently(commit: Callable[..., Any], tries: int, **keywords: Any) -> None:
 
 def _status(error: Exception) -> int | None:
     return error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
-
-
-def _repo_of(call: str) -> str:
-    return f"{call.split('/')[0]}/{REPO}"
 
 
 def do_job(job: Path, repo: str, folder: str) -> int:

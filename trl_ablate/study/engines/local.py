@@ -74,7 +74,10 @@ class LocalEngine:
                 with suppress(ConnectionError):  # the server was killed: this run starts cold
                     server = self._server_of(self._imports)
                     return LocalProcess(server.start(interpret, words, **outputs, keep=[job.lock]))
-            gpu = of_gpu(self._gpus[slot % len(self._gpus)]) if self._gpus else {}
+            gpu = {}
+            if self._gpus:  # numbers of nvidia-smi; CUDA counts in another order by itself
+                index = self._gpus[slot % len(self._gpus)]
+                gpu = {"CUDA_VISIBLE_DEVICES": index, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
             return LocalProcess(subprocess.Popen(
                 [self._command[0], *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 env={**os.environ, **self._threads, **gpu}, pass_fds=(job.lock,),
@@ -113,6 +116,7 @@ class LocalProcess(Process):
         return self._popen.poll()
 
     def wait(self) -> int:
+        """Wait until it ends by itself; returns the exit code."""
         return self._popen.wait()
 
     def ask_to_end(self) -> None:
@@ -130,11 +134,6 @@ class LocalProcess(Process):
         with suppress(ProcessLookupError):
             os.killpg(self._popen.pid, signal.SIGKILL)
         self.wait()
-
-
-def of_gpu(index: str) -> dict[str, str]:
-    """Variables for one GPU by its number in nvidia-smi; CUDA counts in another order by itself."""
-    return {"CUDA_VISIBLE_DEVICES": index, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def free_gpus() -> list[str]:

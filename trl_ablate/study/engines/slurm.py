@@ -10,6 +10,7 @@ time. This process is the study, which makes its run save and stop. It does the 
 is preempted or cancelled, in the seconds that the cluster allows.
 """
 
+import re
 import shlex
 import subprocess
 from collections.abc import Sequence
@@ -45,6 +46,12 @@ def array_job(
         at_once: how many tasks may run at the same time; None: Slurm decides.
     """
     folder = str(study.store.path.resolve())
+    for name in (study.plan.study, folder):
+        if re.search(r'["\\\n]', name):
+            raise ConfigurationError(
+                f"{name!r} has a quote, a backslash or a line break, which no #SBATCH line can "
+                "hold; rename it"
+            )
     return SCRIPT.render(
         plan=study.plan, runs=chosen, cpus=cpus, at_once=at_once, seconds_ahead=SECONDS_AHEAD,
         folder=folder, quoted_folder=shlex.quote(folder), here=shlex.quote(str(Path.cwd())),
