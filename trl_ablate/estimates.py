@@ -204,13 +204,13 @@ def merged(calls: Sequence[Mapping[str, float]], counts: Sequence[int]) -> dict[
             for call, count in zip(calls, counts, strict=True)
             if not math.isnan(call.get(name, math.nan))
         ]
-        if name.startswith("grader/"):
-            found[name] = sum(value for value, _ in known) if known else None
-            continue
-        weight = sum(count for _, count in known)
-        found[name] = sum(value * count for value, count in known) / weight if weight else None
-        if known and not weight:  # no tool was called
-            found[name] = 0.0
+        if not known:
+            found[name] = None
+        elif name.startswith("grader/"):
+            found[name] = sum(value for value, _ in known)
+        else:
+            weight = sum(count for _, count in known)  # 0 if no tool was called
+            found[name] = sum(value * count for value, count in known) / weight if weight else 0.0
     return found
 
 

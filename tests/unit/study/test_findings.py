@@ -3,6 +3,7 @@ those do not have, and predictions for published runs."""
 
 import functools
 import json
+import os
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -17,7 +18,7 @@ from scipy import integrate, stats
 
 from tests.support.synthetic_study import write_study
 from trl_ablate import ConfigurationError
-from trl_ablate.cli import study_runs
+from trl_ablate.cli import findings, study_runs
 from trl_ablate.cli.findings import main, pages_of, write_reports
 from trl_ablate.recipe.places import SHIPPED
 from trl_ablate.study.definition import load_study
@@ -58,9 +59,13 @@ def test_runs_that_two_studies_keep_are_the_same():
             assert found.setdefault((run, step), value) == value, (file, run, step)
 
 
-def test_runs_that_are_not_there_are_refused(capsys):
+def test_runs_that_are_not_there_and_an_installed_list_are_refused(capsys, monkeypatch):
     assert main(["--runs", "nowhere"]) == 2
     assert "--runs nowhere is not a folder" in capsys.readouterr().err
+    monkeypatch.setattr(findings, "PACKAGE", SHIPPED.parent)
+    for words in ([], [os.path.relpath(LIST)]):
+        assert main(words) == 2
+        assert "the shipped list belongs to an installed package" in capsys.readouterr().err
 
 
 def test_a_report_is_written_again_if_arms_share_runs(tmp_path, monkeypatch):
@@ -347,13 +352,7 @@ def scales(toy: float, small: tuple | None, runs: int = 4) -> Contrast:
     """Half-widths of 0.3, in three pairs of five runs, and, if it is given, 0.4; published runs of
     two groups."""
     keys = ("difference", "low", "high")
-    entry = {
-        "difference": toy,
-        "low": toy - 0.3,
-        "high": toy + 0.3,
-        "pairs": 3,
-        "collapsed": [0, 5],
-    }
+    entry = arm("worse", toy, low=toy - 0.3, high=toy + 0.3, pairs=3)
     other = small and dict(zip(keys, small, strict=True), collapsed=[0, runs])
     there = {"olmo_a A": (0.154, 4), "qwen_math std": (-0.7, 1)}
     return Contrast("new", entry, other, there, None, {})
@@ -361,12 +360,8 @@ def scales(toy: float, small: tuple | None, runs: int = 4) -> Contrast:
 
 def test_the_effects_at_three_scales_and_how_far_two_are_apart():
     found = scales(-0.6, (0.1, -0.3, 0.5))
-    toy, small, there = (
-        "−0.60 [−0.90, −0.30] (3)",
-        "+0.10 [−0.30, +0.50] (4)",
-        "A +0.15 (4), math −0.70 (1)",
-    )
-    assert found.columns == [toy, small, there]
+    effects = ["−0.60 [−0.90, −0.30] (3)", "+0.10 [−0.30, +0.50] (4)"]
+    assert found.columns == [*effects, "A +0.15 (4), math −0.70 (1)"]
     assert found.apart == "−0.70 [−1.20, −0.20]"  # 3, 4, 5
     early, never = scales(-0.6, (0.1, None, None)), scales(-0.6, None)
     assert (early.columns[1], early.apart) == ("+0.10 (4)", "–")
@@ -377,16 +372,15 @@ def test_the_readme_has_the_effects_that_the_small_model_has_in_four_runs():
     few, none = scales(0.2, (0.1, 0.0, 0.2), runs=3), scales(0.2, None)
     assert readme_section([few, none]) is None
     section = readme_section([few, none, scales(-0.6, (0.1, -0.3, 0.5))])
-    assert [row.split(" | ")[1] for row in section.splitlines() if row.startswith("| new")] == [
-        "−0.60 [−0.90, −0.30] (3)"
-    ]
+    rows = [row for row in section.splitlines() if row.startswith("| new")]
+    assert [row.split(" | ")[1] for row in rows] == ["−0.60 [−0.90, −0.30] (3)"]
     text = with_section(f"# Top\n\n{README_HEADING}\nold\n\n## Switches\n\nlast\n", section)
     assert "old" not in text and text.endswith("\n## Switches\n\nlast\n")
 
 
 def test_before_the_first_look_the_means_of_all_runs_are_compared():
     entry = {"difference": None, "against": "plain"}
-    early = report({"a": entry, "b": entry}, means={"a": 0.5, "plain": 0.4})
+    early = report({"a": entry, "b": entry}, means={"a": 0.5, "b": None, "plain": 0.4})
     assert so_far(early, "a")["difference"] == pytest.approx(0.1)
     assert so_far(early, "b") is None
     decided = report({"a": entry | {"difference": 0.3}}, means={"a": 0.5, "plain": 0.4})

@@ -293,7 +293,7 @@ def test_a_run_that_ends_in_nan_does_not_count_with_what_it_had_before(tmp_path,
 
 def test_groups_are_pooled_and_left_out(tmp_path, capsys):
     arms = {"plain": [0.5, 0.51, 0.49, 0.5], "new": [0.58, 0.6, 0.1, 0.59], "$_$[dev]": [0.5, 0.51]}
-    rows = [f"{group},{arm},{seed},{x}" for group in ("x", "y", "z $_$")
+    rows = [f"{group},{arm},{seed},{x}" for group in ("x", "y\x7f", "z $_$")
             for arm, values in arms.items() for seed, x in enumerate(values)]  # fmt: skip
     file = written(tmp_path, {"x.csv": "\n".join(["group,arm,seed,accuracy", *rows])})
     out = tmp_path / "out"
@@ -303,9 +303,9 @@ def test_groups_are_pooled_and_left_out(tmp_path, capsys):
     pooled = numbers["pooled"][0]
     assert [share["arm"] for share in pooled["shares"]] == [[3, 4]] * 3
     assert pooled["means"]["difference"] == pytest.approx(0.09)
-    assert {*pooled["without"]} == {"x", "y", "z $_$"} and pooled["odds"]["odds_ratio"] == 0
+    assert {*pooled["without"]} == {"x", "y\x7f", "z $_$"} and pooled["odds"]["odds_ratio"] == 0
     text = (out / "REPORT.md").read_text().replace("\\", "")
-    assert "9 of 12 against 12 of 12" in text and "| x, y, z $_$ |" in text
+    assert "9 of 12 against 12 of 12" in text and "| x, yx7f, z $_$ |" in text
     assert (out / "runs.png").is_file() and not (out / "curves.png").exists()
     assert main([str(file), "--reference", "plain"]) == 0
     shown = capsys.readouterr().out
@@ -325,6 +325,7 @@ def test_a_run_without_the_metric_is_named(tmp_path, capsys):
         ("experiment,seed,x\na,0,0.5\nb,0,0.5", "no arm is in two groups"),
         ("arm,seed,x\na,0,0.5\na,1,0.5", "gains over 0.000 (no run logs a step 0; --base"),
         ("arm,seed,step,x\na,0,0,0.6\na,0,9,0.5", "the median run of a gains nothing over 0.600"),
+        ("run,arm,step,x\nr,a,5,0.5\ns,a,5,0.4\ns,a,9,0.5", "runs end at steps 5 to 9"),
     ],
 )
 def test_what_was_probably_not_meant_is_said(text, sentence, tmp_path, capsys):
@@ -367,6 +368,7 @@ DATASETS = "arm,seed,dataset,step,x\na,0,one,1,0.5\na,0,one,2,0.5\na,0,two,1,0.2
         ("arm,x,x\na,0,0.5\n", [], "has two columns 'x'"),
         ("arm,x\na,50.5\n", ["--questions", "9"], "a run of 'a' ends at 50.5; give shares"),
         ("arm,seed,x\na,0,no\n", [], "has no logged number"),
+        ("arm,seed,x\na,0,inf\n", [], "x.csv has a finite number"),
         ("arm,seed,score\na,0,0.5\na,1,0.6\na,2,lost\n", [], "line 4: score is 'lost'"),
         ('arm,seed,score\na,0,"0,5"\n', [], "score is '0,5', which is no number"),
         ("name,epoch,x\na,1,0.5\na,2,0.6\n", [], "2 lines of 'a' and no column of steps"),

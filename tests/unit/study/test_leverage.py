@@ -99,7 +99,7 @@ def test_names_that_are_no_world_and_switch_are_refused(first, second, sentence)
 
 def test_the_command_writes_the_page_of_a_study_that_has_begun(tmp_path):
     file = tmp_path / "made_up.yaml"
-    file.write_text("question: Does it work?\narms: [grpo.yaml]\nseeds: [0]\n")
+    file.write_text("question: Does it work?\narms: [grpo.yaml]\nseeds: [0]\nprofile: miniature\n")
     store = RunStore(tmp_path / "runs")
     save_plan(PLAN, load_study(file), store.plans)
     for arm in PLAN.arms:
@@ -110,6 +110,7 @@ def test_the_command_writes_the_page_of_a_study_that_has_begun(tmp_path):
             if not store.directory(planned.id).path.exists():
                 write_run(store, planned, arm.declared, iter(rows))
     words = [str(file), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "PAGE.md")]
-    assert leverage.main([*words, "--keep_runs"]) == 0
+    assert leverage.main([*words, "--keep_runs", "--profile", "miniature"]) == 0
     assert kept(beside(file)).keys() == set(PLAN.runs())
-    assert "| none | grpo | −0.500" in (tmp_path / "PAGE.md").read_text()
+    page = (tmp_path / "PAGE.md").read_text()
+    assert "| none | grpo | −0.500" in page and f"leverage {file} --profile miniature (" in page

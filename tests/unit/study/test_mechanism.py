@@ -38,6 +38,14 @@ def test_a_point_is_the_mean_of_six_steps_by_the_number_of_answers():
     assert draw_mechanism({"$_$": bare}).startswith(b"\x89PNG")
 
 
+def test_runs_share_an_axis_on_which_all_rewards_are_seen(monkeypatch):
+    figures = []
+    monkeypatch.setattr(answer_styles, "png_of", figures.append)
+    high, low = ([row(1, 0.5, **{"style/terse_reward": end})] for end in (3.0, -2.0))
+    draw_mechanism({"high": high, "low": low, "usual": ROWS})
+    assert figures[0].axes[3].get_ylim() == pytest.approx((-2.1, 3.15))
+
+
 def runs_in(folder, monkeypatch, **rows_of):
     monkeypatch.chdir(folder)
     for name, rows in rows_of.items():

@@ -290,7 +290,7 @@ def test_published_curves_are_paired_by_their_seeds(tmp_path):
         "tuned,0,0.60\ntuned,1,0.72\ntuned,3,0.50\ntuned,4,0.90\ntuned,2,0.63\n"
     )
     report_curves(path, tmp_path / "alone")
-    report_curves(path, tmp_path / "out", reference=read_curves(path))
+    report_curves(path, tmp_path / "out", metric="eval/reward", reference=read_curves(path))
     record = read_object(tmp_path / "out" / "report.json")
     found = record["arms"]["tuned"]
     assert (record["reference"], found["verdict"], found["pairs"]) == ("plain", "better", 4)

@@ -1,6 +1,7 @@
 """What an X-ray says beside what the runs said: in the report of a study, and over all arms."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -41,6 +42,7 @@ def test_pairs_and_their_rank_correlation(files):
     found = correlation(list(pairs.values()))
     assert found.mean == pytest.approx(1) == pytest.approx(found.high) and found.low <= found.mean
     assert correlation(list(pairs.values())[:3]) is None
+    assert correlation([replace(pair, distance=0.0) for pair in pairs.values()]).mean is None
 
 
 def test_an_outcome_is_against_the_arm_that_the_gradient_is_compared_with(files):

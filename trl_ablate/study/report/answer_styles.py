@@ -73,6 +73,10 @@ def draw_mechanism(runs: Mapping[str, Rows]) -> bytes:
             )
         for row, name in zip(panels, NAMES_OF_ROWS, strict=True):
             row[0].set_ylabel(name)
+        every = [trajectory(rows, style) for rows in runs.values() for style in styles]
+        rewards = [reward for path in every for _, reward in path]
+        low, high = min([0.0, *rewards]), max([1.0, *rewards])
+        panels[1][0].set_ylim(1.05 * low, high if high == 1 else 1.05 * high)
         for row in (panels[0], panels[2]):
             legend(row[0], fontsize=8)
         return png_of(figure)
@@ -92,19 +96,18 @@ def _shares(axes: Axes, rows: Rows, styles: Sequence[str]) -> None:
 def _trajectories(axes: Axes, rows: Rows, styles: Sequence[str]) -> None:
     """Small dots are early, the large one is last. Dashed: the same reward per token as that of the
     style which had the highest at the beginning."""
-    rates, top, longest = [0.0], 1.0, LEAST_TOKENS
+    rates, longest = [0.0], LEAST_TOKENS
     for style, colour in zip(styles, itertools.cycle(PALETTE), strict=False):
         path = trajectory(rows, style)
         if path:
             rates.append(path[0][1] / max(path[0][0], 1.0))
             lengths, rewards = zip(*path, strict=True)
-            top, longest = max(top, *rewards), max(longest, *lengths)
+            longest = max(longest, *lengths)
             axes.plot(lengths, rewards, color=colour, linewidth=0.8, alpha=0.6)
             sizes = [10 + 60 * (place + 1) / len(path) for place in range(len(path))]
             axes.scatter(lengths, rewards, s=sizes, color=colour, label=style, linewidth=0)
     axes.axline((0, 0), slope=max(rates), color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)))
     axes.set_xlabel("length (tokens); larger dots are later")
-    axes.set_ylim(0, top if top == 1 else 1.05 * top)
     axes.set_xlim(0, max(axes.get_xlim()[1], 1.05 * longest))  # the axes of a row share it
 
 

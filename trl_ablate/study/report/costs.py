@@ -121,7 +121,6 @@ def _span(run: Run) -> tuple[str, float, float] | None:
 def _evaluated(arm: ArmResult) -> set[tuple[float, ...]]:
     """The steps at which its whole runs were evaluated."""
     whole = [run for run in arm.runs if run.status == "finished" and arm.metric in run.series]
-    whole = [run for run in whole if not run.record.get("diverged_at")]
     return {tuple(run.series[arm.metric].steps) for run in whole}
 
 

@@ -155,8 +155,8 @@ def so_far(report: Mapping, arm: str) -> Mapping[str, Any] | None:
     against = report["details"]["arms"][arm]["against"]
     if found["difference"] is not None:
         return found
-    both = arm in means and against in means
-    return found | {"difference": means[arm] - means[against]} if both else None
+    own, other = means.get(arm), means.get(against)
+    return None if own is None or other is None else found | {"difference": own - other}
 
 
 def _ends(file: Path, group: str) -> dict[str, list[tuple[float, float]]]:

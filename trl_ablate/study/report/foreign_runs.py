@@ -52,6 +52,9 @@ def read_runs(
             raise ConfigurationError(_twice(run, taken[place], path))
         taken[place] = path
         runs.append(run)
+    if not any(run.series for run in runs):
+        files = shortened(", ".join(map(str, places)), 300)
+        raise ConfigurationError(f"no run in {files} has a finite number; give logs of training")
     groups = list(dict.fromkeys(run.group for run in runs))
     arms = list(dict.fromkeys(run.arm for run in runs))
     return sorted(
@@ -85,12 +88,12 @@ def _twice(run: Run, first: Path, second: Path) -> str:
 
 def how_they_ended(runs: Sequence[Run], metric: str) -> list[str]:
     """What a reader has to know of runs that end before the others, or in NaN."""
-    found, ends = [], {run.name: run.series[metric].steps[-1] for run in runs}
-    if early := [name for name, end in ends.items() if end < max(ends.values())]:
+    found, ends = [], [run.series[metric].steps[-1] for run in runs]
+    if early := [run.name for run, end in zip(runs, ends, strict=True) if end < max(ends)]:
         some = shortened(", ".join(early), 200)
         found.append(
-            f"runs end at steps {min(ends.values()):g} to {max(ends.values()):g}, and count with "
-            f"what they had then (before the last step: {some})"
+            f"runs end at steps {min(ends):g} to {max(ends):g}, and count with what they had then "
+            f"(before the last step: {some})"
         )
     if lost := [run.name for run in runs if metric in run.lost]:
         found.append(f"these end in NaN, and count as 0 or their lowest value: {', '.join(lost)}")
@@ -131,11 +134,9 @@ def read_curves(path: Path) -> list[Run]:
 def metric_of(runs: Sequence[Run], wanted: str | None, what: str) -> str:
     """The metric that decides: the one that is asked for, or the first known one."""
     known = sorted({name for run in runs for name in run.series})
-    usable = (
-        [wanted, translated(wanted)]
-        if wanted
-        else [*PREFERRED, *(known if len(known) == 1 else ())]
-    )
+    usable = [*PREFERRED, *(known if len(known) == 1 else ())]
+    if wanted:
+        usable = [wanted, translated(wanted)]
     found = next((name for name in usable if name in known), None)
     if found is None:
         asked = f"no metric '{wanted}'" if wanted else "several metrics (choose with --metric)"

@@ -24,7 +24,7 @@ from trl_ablate.study.report.analysis import Analysis
 from trl_ablate.study.report.curves import PASSES, Run, Series, passes_name
 from trl_ablate.study.report.document import Columns, Section, table
 from trl_ablate.study.report.numbers import difference, interval, number
-from trl_ablate.study.report.stats import Interval, t_interval
+from trl_ablate.study.report.stats import Interval, interval_of, t_interval
 from trl_ablate.study.verdict import Verdict
 
 LEAST_POINTS, MOST_POINTS = 6, 50
@@ -132,7 +132,7 @@ def sharpening_table(analysis: Analysis) -> Section:
     for arm in analysis.arms if most else ():
         ends = [ends for run in arm.runs if run.counts and (ends := _ends(run, most or 1))]
         if ends:
-            found[arm.name] = [t_interval(column) for column in zip(*ends, strict=True)]
+            found[arm.name] = [interval_of(column) for column in zip(*ends, strict=True)]
     columns: Columns = [
         ("arm", str),
         ("pass@1 at first", lambda arm: number(found[arm][0].mean)),

@@ -107,7 +107,7 @@ def report_curves(
         growth.growth_table(parameters),
         verdicts.what_would_change(analysis),
         run_tables.runs_table(analysis),
-        run_tables.published_table(reference, metric),
+        run_tables.published_table(reference, analysis.metric),
     ]
     lead = f"{len(runs)} published runs, read from {curves.name}"
     document = Document(curves.stem.replace("_", " "), lead, parts)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats
 
 from trl_ablate.study.report.analysis import Analysis, ArmResult
 from trl_ablate.study.report.document import Columns, Section, table
@@ -53,8 +54,6 @@ class Collapse:
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
     """The mean over the last axis without the lowest and the highest quarter, each rounded down."""
-    from scipy import stats
-
     return stats.trim_mean(values, TRIMMED, axis=-1)
 
 

@@ -11,6 +11,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.optimize import isotonic_regression
 
 from trl_ablate.run.picture import INK, PALETTE, STYLE, WATCHED, png_of
 from trl_ablate.run.untrusted import for_picture
@@ -111,8 +112,6 @@ def label_ends(
 def spread(places: Sequence[float], spacing: float, low: float, high: float) -> list[float]:
     """Ascending positions at least `spacing` apart, as near to the given ones as possible, inside
     the limits; too many of them exceed the upper limit."""
-    from scipy.optimize import isotonic_regression
-
     offsets = spacing * np.arange(len(places))
     free = isotonic_regression(np.asarray(places) - offsets).x + offsets if len(places) else offsets
     return list(np.maximum(np.minimum(free, high - offsets[::-1]), low + offsets))

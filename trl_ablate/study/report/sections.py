@@ -67,7 +67,6 @@ ARMS_NOTE = (
     "curve divided by its length; a run that was stopped keeps its last value to the planned end."
 )
 
-
 SAMPLE_CHARACTERS = 700
 IN_A_CHECKOUT = Path("recipes")
 """Where a checkout has the shipped recipes and studies."""

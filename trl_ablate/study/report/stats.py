@@ -15,7 +15,7 @@ from scipy import special
 
 from trl_ablate.study import decision
 from trl_ablate.study.decision import EXACT, NORMAL, can_reach, decide, is_within, sign_flip_p
-from trl_ablate.study.nominal import error_over_looks
+from trl_ablate.study.nominal import critical_t, error_over_looks
 from trl_ablate.study.two_part import FEWEST, TwoPart
 from trl_ablate.study.verdict import Verdict
 
@@ -89,8 +89,8 @@ def t_interval(values: Sequence[float]) -> Interval:
     n = len(values)
     if n < 2:
         return Interval(n, statistics.fmean(values) if values else None)
-    mean, t = statistics.fmean(values), float(special.stdtrit(n - 1, (1 + (1 - ALPHA)) / 2))
-    half = t * statistics.stdev(values) / math.sqrt(n)
+    mean = statistics.fmean(values)
+    half = critical_t(n, ALPHA) * statistics.stdev(values) / math.sqrt(n)
     return Interval(n, mean, mean - half, mean + half)
 
 
@@ -177,14 +177,14 @@ def judge(arms: Mapping[str, Pairs], margin: float | None = None) -> dict[str, C
             within = is_within(pairs.differences, level, margin)
             verdict = Verdict.EQUIVALENT if within else verdict
         found[name] = Comparison(
-            name, _interval(pairs.differences), p.get(name), corrected.get(name), verdict,
+            name, interval_of(pairs.differences), p.get(name), corrected.get(name), verdict,
             NORMAL if exact is None and not mixed else EXACT, exact, differs and not confirmed,
             p_values=p_over_looks(pairs, margin, exact),
         )  # fmt: skip
     return found
 
 
-def _interval(differences: Sequence[float]) -> Interval:
+def interval_of(differences: Sequence[float]) -> Interval:
     """The t interval; without limits where the differences are equal and too few to differ."""
     found = t_interval(differences)
     is_open = found.n and math.isinf(decision.half_width(differences, ALPHA)[1])

@@ -183,7 +183,7 @@ def _without_an_end(analysis: Analysis) -> list[str]:
     early = [
         f"{run.name} at step {curve.steps[-1]:g}"
         for run in analysis.runs
-        if run.status == "finished" and not run.record.get("diverged_at")
+        if run.status == "finished"
         if (curve := run.series.get(analysis.metric)) and curve.steps
         if curve.steps[-1] < (run.planned_steps or 0)
     ]

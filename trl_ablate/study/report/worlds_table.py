@@ -130,7 +130,7 @@ def _lengths(arm: ArmResult) -> list[float | None]:
 
 def leverage_page(plan: Plan, runs: Sequence[Run], command: str) -> Document:
     """The page: what each world separates, one table of verdicts, and the numbers by world."""
-    found = effects(plan, runs)
+    found, results = effects(plan, runs), _results(plan, runs)
     worlds = list(dict.fromkeys(effect.world for effect in found))
     done, warned = sum(run.counts for run in runs), different_starts(plan, runs)
     overview = _overview(found, worlds)
@@ -139,7 +139,7 @@ def leverage_page(plan: Plan, runs: Sequence[Run], command: str) -> Document:
                 [Items(_sentences(found, worlds))]),
         *([Section("Warnings", [Items(warned)])] if warned else []),
         Section(overview.title, [*overview.blocks, Text(NOTE)]),
-        *(_table(found, _results(plan, runs), world) for world in worlds),
+        *(_table(found, results, world) for world in worlds),
         Section("How this page was made", [Text(f"{command} ({done} of {len(runs)} runs done)")]),
     ]  # fmt: skip
     return Document("Leverage: which setting matters in which world", plan.question, sections)

@@ -102,10 +102,13 @@ def pairs_of_answers(found: Sequence[Found]) -> list[Pair]:
 
 
 def correlation(pairs: Sequence[Pair]) -> Interval | None:
-    """Spearman's rank correlation over arms and its 95 % interval; None with fewer than `LEAST`."""
+    """Spearman's rank correlation over arms and its 95 % interval; None with fewer than `LEAST`,
+    and without a value where all are equally far, in the X-ray or in the runs."""
     if len(pairs) < LEAST:
         return None
     table_A2 = np.array([(pair.distance, pair.outcome) for pair in pairs])
+    if np.ptp(table_A2, axis=0).min() == 0:
+        return Interval(len(pairs), None)
     drawn = [_spearman(table_A2[places]) for places in _draws([pair.study for pair in pairs])]
     low, high = np.nanquantile(drawn, [0.025, 0.975])
     return Interval(len(pairs), _spearman(table_A2), float(low), float(high))
