@@ -107,16 +107,14 @@ def compute_advantages(
     outcomes_PG = rewards_PG = rewards_N.reshape(-1, num_generations)
     if penalty_N is not None:
         rewards_PG = outcomes_PG - penalty_N.reshape_as(outcomes_PG)
-    centred_PG = advantages_PG = _centred(rewards_PG, baseline, tokens_N, best_of)
+    advantages_PG = _centred(rewards_PG, baseline, tokens_N, best_of)
+    divisor, defined = _divisor(rewards_PG, advantages_PG, tokens_N, scale, eps)
     if shaping_N is not None:
+        of_outcomes_PG = _centred(outcomes_PG, baseline, tokens_N, best_of)
+        _, outcomes_differ = _divisor(outcomes_PG, of_outcomes_PG, tokens_N, scale, eps)
         shaping_PG = _within_equals(shaping_N.reshape_as(outcomes_PG), outcomes_PG)
-        if scale != "none":
-            of_outcomes_PG = _centred(outcomes_PG, baseline, tokens_N, best_of)
-            shaping_PG = shaping_PG * _divisor(outcomes_PG, of_outcomes_PG, tokens_N, scale, eps)[1]
-        advantages_PG = centred_PG + shaping_PG
-    if scale != "none":
-        divisor, defined = _divisor(rewards_PG, centred_PG, tokens_N, scale, eps)
-        advantages_PG = torch.where(defined, advantages_PG / divisor, 0.0)
+        advantages_PG = advantages_PG + shaping_PG * outcomes_differ
+    advantages_PG = torch.where(defined, advantages_PG / divisor, 0.0)
     return torch.nan_to_num(advantages_PG, nan=0.0).reshape(-1)
 
 
@@ -167,27 +165,26 @@ def _divisor(
     rewards_PG: Tensor, centred_PG: Tensor, tokens_N: Tensor, scale: str, eps: float
 ) -> tuple[Tensor, Tensor]:
     """The divisor of each advantage, and where it is defined; both broadcastable to `(P, G)`."""
+    if scale == "none":
+        one = rewards_PG.new_ones(())
+        return one, one.bool()
     if scale == "group_mean":
         mean_P1 = _mean(rewards_PG, (1,))
         return mean_P1 + eps, mean_P1 > 0
-    spread_PG = centred_PG if scale in ("advantage_std", "token_std") else rewards_PG
-    if scale == "token_std":
-        spread_PG = _of_tokens(spread_PG, tokens_N)
-    dim = _dim(scale)
+    if scale in ("group", "batch"):
+        spread_PG = rewards_PG
+    elif scale == "advantage_std":
+        spread_PG = centred_PG
+    elif scale == "token_std":
+        spread_PG = _of_tokens(centred_PG, tokens_N)
+    else:
+        raise ValueError(
+            f"scale is '{scale}'; allowed: group, batch, none, group_mean, advantage_std, token_std"
+        )
+    dim = (1,) if scale == "group" else (0, 1)
     low, high = _range(spread_PG, dim)
     divisor = _std(spread_PG, dim) + eps
     return divisor, (low < high) & (divisor > 0)
-
-
-def _dim(scope: str) -> tuple[int, ...]:
-    """The dimensions of a `(P, G)` tensor to reduce for a group or for the batch."""
-    if scope == "group":
-        return (1,)
-    if scope in ("batch", "advantage_std", "token_std"):
-        return (0, 1)
-    raise ValueError(
-        f"scale is '{scope}'; allowed: group, batch, none, group_mean, advantage_std, token_std"
-    )
 
 
 def _baseline(rewards_PG: Tensor, baseline: str, tokens_N: Tensor) -> Tensor:

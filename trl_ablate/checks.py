@@ -164,7 +164,7 @@ def check_generation(config: Any) -> None:
         changed.append(f"repetition_penalty {config.repetition_penalty}")
     _refuse_if(
         # Without vLLM, the log-probabilities of a sampler that differs come from its weights
-        config.sampler_differs and not config.use_vllm and changed,
+        (config.sampler_differs or config.correct_truncation) and not config.use_vllm and changed,
         f"{' and '.join(changed)} changes the sampling distribution, whose log-probabilities "
         "rollout_staleness, sampler_dtype and correct_truncation need; remove it, or use the "
         "settings temperature, top_p, top_k and min_p",

@@ -99,8 +99,7 @@ class AblationConfig(Switches, GRPOConfig):
     def saves_a_forward(self) -> bool:
         """Whether the importance correction uses the training's own forward pass, which needs that
         the updated policy is the one that sampled."""
-        corrected = self.use_vllm and self.vllm_importance_sampling_correction
-        wanted = self.corrects_without_engine or (self.reuse_forward and corrected)
+        wanted = self.corrects_sampler and (self.reuse_forward or not self.use_vllm)
         return wanted and self.on_policy
 
     @property

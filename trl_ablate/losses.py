@@ -102,7 +102,7 @@ def sapo_weight(
     return 4 * gate_NT * (1 - gate_NT)
 
 
-def kl_to_reference(logps_NT: Tensor, ref_logps_NT: Tensor, estimator: str = "k3") -> Tensor:
+def kl_to_reference(logps_NT: Tensor, ref_logps_NT: Tensor, estimator: str) -> Tensor:
     """Estimate of KL(π, π_ref) at each token, `(N, T)`, with d = log π_ref - log π.
 
     `k1`: -d. `k2`: d²/2. `k3`: e^d - d - 1, as in TRL. Over tokens drawn from π, k1 and k3 have the

@@ -91,6 +91,7 @@ REFUSED = [
      "repetition_penalty 1.1 changes the sampling distribution"),
     ({"rollout_staleness": 1, "generation_kwargs": {"top_p": 0.9}},
      "top_p in generation_kwargs changes the sampling distribution"),
+    ({"correct_truncation": True, "generation_kwargs": {"top_p": 0.9}}, "top_p in generation"),
     ({"num_iterations": 0}, "num_iterations is 0; it has to be 1 or more"),
     ({"min_tokens": 99, "max_completion_length": 12}, "min_tokens 99 is more than"),
     ({"stop": "</answer>"}, "stop is '</answer>'; give a list of texts such as ['</answer>']"),

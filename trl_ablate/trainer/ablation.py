@@ -306,8 +306,8 @@ class AblationTrainer(GRPOTrainer):
         microbatches: Any = self._buffered_inputs
         if not self.model.training or microbatches is before:
             return inputs
-        weights = (batching.BONUS_WEIGHTS,)
-        for key in (batching.ROW_WEIGHTS, *weights) if self.loss_type == "bnpo" else weights:
+        of_rows = (batching.ROW_WEIGHTS,) if self.loss_type == "bnpo" else ()
+        for key in (*of_rows, batching.BONUS_WEIGHTS):
             if key in microbatches[0]:
                 batching.weigh_microbatches(microbatches, key, self._setting().total)
         if self.aux_loss_enabled or not self._is_text(microbatches):

@@ -54,7 +54,7 @@ class Evaluation:
     """TRL's own, by TRL's names."""
 
 
-def evaluate_one_shot(trainer: Any, given: Any = None, prefix: str = "eval") -> Metrics:
+def evaluate_one_shot(trainer: Any, given: Any, prefix: str) -> Metrics:
     """Evaluate all sets, then log one row and call the callbacks once.
 
     The metrics of a single set, and of the set at key `MAIN`, are named `{prefix}_...`; those of
@@ -75,7 +75,7 @@ def evaluate_one_shot(trainer: Any, given: Any = None, prefix: str = "eval") -> 
     return metrics
 
 
-def evaluations(trainer: Any, given: Any = None) -> dict[str, Evaluation]:
+def evaluations(trainer: Any, given: Any) -> dict[str, Evaluation]:
     """Rows and metrics of every set; nothing is logged."""
     with apart_from_training(trainer):
         return _each_set(trainer, given)
