@@ -14,11 +14,11 @@ from contextlib import suppress
 CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def in_terminal(act: Callable[[], object], columns: int = 80) -> list[str]:
+def in_terminal(act: Callable[[], object]) -> list[str]:
     """What the function prints, line by line; a line that is drawn again is there each time."""
     process, terminal = pty.fork()
     if process == 0:
-        _be_in_terminal(act, columns)
+        _be_in_terminal(act)
     written = b""
     with suppress(OSError):  # Linux ends a terminal without processes with an error
         while part := os.read(terminal, 65536):
@@ -29,9 +29,9 @@ def in_terminal(act: Callable[[], object], columns: int = 80) -> list[str]:
     return re.split(r"\r*\n|\r", text)
 
 
-def _be_in_terminal(act: Callable[[], object], columns: int) -> None:
+def _be_in_terminal(act: Callable[[], object]) -> None:
     try:
-        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
         for name in ("COLUMNS", "LINES", "NO_COLOR"):
             os.environ.pop(name, None)
         os.environ["TERM"] = "xterm"

@@ -13,15 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, St
 
 from trl_ablate.bench.modes import Rollout, check_rows
 from trl_ablate.bench.synthetic import lengths, model_and_tokenizer
-from trl_ablate.bench.timing import (
-    OURS,
-    Measured,
-    Positions,
-    Result,
-    alternate,
-    compared,
-    fewest,
-)
+from trl_ablate.bench.timing import OURS, Measured, Positions, Result, alternate, compared, fewest
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.trainer import decoding
 from trl_ablate.trainer.temporary import replaced

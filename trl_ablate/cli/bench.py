@@ -23,15 +23,7 @@ from trl_ablate.bench.gpu import parts
 from trl_ablate.bench.gpu.parts import FINISHED, PARTS, Results, Setup
 from trl_ablate.bench.modes import MODES, PRESETS
 from trl_ablate.cli.ending import DONE, FAILED
-from trl_ablate.cli.parsing import (
-    Option,
-    Parser,
-    at_least,
-    check_writable,
-    command,
-    flag,
-    option,
-)
+from trl_ablate.cli.parsing import Option, Parser, at_least, check_writable, command, flag, option
 from trl_ablate.cli.terminal import console
 from trl_ablate.errors import ConfigurationError
 from trl_ablate.recipe.places import why_no_gpu

@@ -9,12 +9,15 @@ examples:
 """
 
 import argparse
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trl_ablate.cli.ending import DONE, FAILED
 from trl_ablate.cli.parsing import PROFILE, command, leading
 from trl_ablate.cli.terminal import show_findings, show_recipe
+from trl_ablate.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from trl_ablate.recipe.resolving import Resolved
@@ -46,8 +49,26 @@ def main(options: argparse.Namespace, words: list[str]) -> int:
         findings += checks.check_machine(resolved, machine)
         known = {one.what for one in findings if one.stops}
         findings += [one for one in checks.lacking(resolved) if one.what not in known]
-        findings += _on_paper(resolved)
+        findings += [*_wrong_files(resolved), *_on_paper(resolved)]
     return FAILED if show_findings(findings) else DONE
+
+
+def _wrong_files(resolved: "Resolved") -> Iterator["Finding"]:
+    """Data that do not exist, and files of rewards that do not or are no Python."""
+    from trl_ablate.data.row_files import is_on_the_hub
+    from trl_ablate.named_code import check_file
+    from trl_ablate.training.machine import Finding
+
+    data = resolved.task.dataset
+    if not is_on_the_hub(data) and not os.path.exists(os.path.expanduser(data)):
+        yield Finding("data", f"there is no file or folder {data}", "create it, or correct dataset")
+    for spec in resolved.task.own_rewards:
+        try:
+            if spec.place is not None and spec.place.is_file:
+                check_file(spec.place, "reward_funcs")
+        except ConfigurationError as error:
+            found, _, fix = str(error).rpartition("; ")
+            yield Finding("reward", found, fix)
 
 
 def _on_paper(resolved: "Resolved") -> list["Finding"]:

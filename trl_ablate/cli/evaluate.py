@@ -100,15 +100,16 @@ def main(options: argparse.Namespace, words: list[str]) -> None:
 def check_output(options: argparse.Namespace) -> None:
     if options.completions and not options.output:
         raise ConfigurationError("--completions writes a file next to --output; add --output FILE")
-    for name in ("output", "per_question"):
-        check_writable(f"--{name}", vars(options)[name])
-    if options.output and options.per_question:
-        beside = completions_file(options.output) if options.completions else options.output
-        if options.per_question.resolve() in (options.output.resolve(), beside.resolve()):
-            raise ConfigurationError(
-                f"--per_question is {options.per_question}, which another option writes, too; "
-                "give it a file of its own"
-            )
+    rates: Path | None = options.per_question
+    beside = completions_file(options.output) if options.completions else None
+    others = {"--output": options.output, "--completions": beside}
+    for name, file in {**others, "--per_question": rates}.items():
+        check_writable(name, file)
+    if rates and rates.resolve() in [file.resolve() for file in others.values() if file]:
+        raise ConfigurationError(
+            f"--per_question is {rates}, which another option writes, too; give it a file of its "
+            "own"
+        )
 
 
 def completions_file(output: Path) -> Path:

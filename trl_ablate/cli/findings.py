@@ -34,7 +34,8 @@ def main(options: argparse.Namespace) -> None:
     from trl_ablate.study.questions_list import LIST
 
     chosen = options.list or LIST
-    if options.list is None and SHIPPED.is_relative_to(PACKAGE):
+    is_shipped = chosen.resolve() == LIST.resolve()
+    if is_shipped and SHIPPED.is_relative_to(PACKAGE):
         raise ConfigurationError(
             "the shipped list belongs to an installed package, which is not written to; copy "
             f"{SHIPPED / 'studies'} and give the copy's findings.yaml"
@@ -43,7 +44,7 @@ def main(options: argparse.Namespace) -> None:
         if not options.runs.is_dir():
             raise ConfigurationError(f"--runs {options.runs} is not a folder; name one with runs")
         write_reports(chosen, options.runs)
-    for path in write_pages(chosen, SHIPPED.parent / "README.md" if chosen == LIST else None):
+    for path in write_pages(chosen, SHIPPED.parent / "README.md" if is_shipped else None):
         console.print(str(path))
 
 

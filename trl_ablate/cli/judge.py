@@ -66,7 +66,7 @@ def main(options: argparse.Namespace) -> None:
     found = judge_runs(runs, metric, options.reference, rules)
     numbers = judged_numbers(found)
     if options.json:
-        console.print(json.dumps(numbers, indent=2, ensure_ascii=False))
+        console.print(json.dumps(numbers, indent=2))
     document = judged_document(found, runs, options.files, pictures=options.out is not None)
     if not options.json:
         show_document(document)

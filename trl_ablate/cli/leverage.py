@@ -40,7 +40,8 @@ def main(options: argparse.Namespace) -> None:
 
     check_writable("--out", options.out)
     runs = known(options.study, options.runs, options.profile)
-    study = shlex.quote(options.study)
+    profile = ["--profile", options.profile] if options.profile else []
+    study = shlex.join([options.study, *profile])
     command = f"trl-ablate study run {study}; trl-ablate leverage {study}"
     page = leverage_page(runs.plan, planned_runs(runs.plan, runs.store), command)
     options.out.write_text(write_markdown(page), encoding="utf-8")

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -207,7 +208,6 @@ def command(*options: Option, **how: Any) -> Callable[[Work], Command]:
 
 def leading(words: list[str]) -> list[str]:
     """Take the words before the first option from the list."""
-    count = next((n for n, word in enumerate(words) if word.startswith("-")), len(words))
-    found = words[:count]
-    del words[:count]
+    found = list(takewhile(lambda word: not word.startswith("-"), words))
+    del words[: len(found)]
     return found

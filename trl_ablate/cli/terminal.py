@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.table import Table
@@ -29,14 +29,11 @@ console = SafeConsole(soft_wrap=True)
 def outlive_the_reader() -> Iterator[None]:
     """Drop output whose reader has closed it, as in `… | head -1`, or which has
     nowhere to go, as in `… >&-`, instead of raising an error."""
-    out, err = sys.stdout, sys.stderr
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
-        lasting: Any = (_Lasting(out or nowhere), _Lasting(err or nowhere))
-        sys.stdout, sys.stderr = lasting
-        try:
+        out: Any = _Lasting(sys.stdout or nowhere)
+        err: Any = _Lasting(sys.stderr or nowhere)
+        with redirect_stdout(out), redirect_stderr(err):
             yield
-        finally:
-            sys.stdout, sys.stderr = out, err
 
 
 class _Lasting:

@@ -107,7 +107,7 @@ def folder_for(arm: str) -> Path:
         "--checkpoint", metavar="FOLDER", type=Path, action="append", default=[],
         help="checkpoint-N of a run, several times for several; default: the reference's start",
     ),
-    option("--reference", metavar="ARM", help="default: the first arm"),
+    option("--reference", metavar="ARM", help="default: the first arm, or the study's own"),
     option(
         "--batches", type=at_least(1), default=8, help="rollout batches; default: 8"
     ),

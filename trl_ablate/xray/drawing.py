@@ -58,6 +58,7 @@ def drawn(
     stored, processes = RolloutFolder(as_given or folder), PartialState()
     if as_given:
         stored.check({key: value for key, value in about.items() if key not in OF_THE_DRAW})
+        stored.batches(batches)  # refuses if one is missing
     elif processes.is_main_process:
         stored.begin(about, asked or questions_of(resolved, batches, seed))
     processes.wait_for_everyone()
@@ -65,8 +66,6 @@ def drawn(
     sources = Sources(stored, questions, batches, seed, grader, work, completions)
     missing = any(stored.batch(number) is None for number in range(batches))
     processes.wait_for_everyone()
-    if missing and as_given:
-        stored.batches(batches)  # refuses
     if missing:
         take(resolved, Point(point.checkpoint), sources, draws=True)
         processes.wait_for_everyone()

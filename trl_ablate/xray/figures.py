@@ -12,10 +12,9 @@ With r_b the reference's gradient on batch b, a_b the arm's, and bars for means 
     floor           median over b of cos(r̄, r̄ without batch b): how much the reference's own mean
                     moves with one batch less. None with a single batch
 
-Intervals are 95 % t intervals over batches; those of statistics of all batches together are from
-the jackknife. Every statistic is computed from inner products of sketches, norms from the whole
-gradients. A gradient of zero has a cosine of 0 with another, and none with one of zero, which is
-left out of means.
+Intervals are 95 % intervals over batches, from the jackknife. Every statistic is computed from
+inner products of sketches, norms from the whole gradients. A gradient of zero has a cosine of 0
+with another, and none with one of zero, which is left out of means.
 """
 
 import math
@@ -25,7 +24,6 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from trl_ablate.study.report.stats import t_interval
 from trl_ablate.xray.gradients import BY, TakenGradients
 
 Interval = tuple[float, float] | None
@@ -142,7 +140,7 @@ def directions(
     return Directions(
         norm_ratio=_ratio(float(np.mean(norms_B)), float(np.mean(reference_norms_B))),
         cosine_batch=float(cosines_B.mean()) if len(cosines_B) else math.nan,
-        cosine_batch_interval=_of_mean(cosines_B),
+        cosine_batch_interval=jackknife(lambda rows: float(cosines_B[rows].mean()), len(cosines_B)),
         cosine_batch_min=float(cosines_B.min()) if len(cosines_B) else math.nan,
         cosine_mean=mean_cosine(everything),
         cosine_mean_interval=jackknife(mean_cosine, len(everything)),
@@ -219,19 +217,11 @@ def by_module(arm: TakenGradients, reference: TakenGradients) -> dict[str, dict[
     return found
 
 
-def _of_mean(values_B: np.ndarray) -> Interval:
-    """The 95 % t interval of the mean; None with fewer than `LEAST` values."""
-    found = t_interval(values_B.tolist())
-    if len(values_B) < LEAST or found.low is None or found.high is None:
-        return None
-    return found.low, found.high
-
-
 def jackknife(statistic: Callable[[np.ndarray], float | None], count: int) -> Interval:
-    """The 95 % interval of a statistic of all batches; None where it is undefined without one."""
+    """The 95 % interval of a statistic of so many batches: of a mean, its t interval. None with
+    fewer than `LEAST`, or where the statistic is undefined without one."""
     everything = np.arange(count)
-    whole = statistic(everything)
-    if count < LEAST or whole is None:
+    if count < LEAST or (whole := statistic(everything)) is None:
         return None
     values = np.array([statistic(np.delete(everything, one)) for one in everything], float)
     if np.isnan(values).any():  # None is NaN here

@@ -57,7 +57,9 @@ def _directions(
         lowest = min(lowest, plain.cosine_mean)
         colour, marker = _look(number)
         if interval := plain.cosine_mean_interval:
-            axes.vlines(plain.norm_ratio, max(-1, interval[0]), min(1, interval[1]), color=colour)
+            low, high = max(-1, interval[0]), min(1, interval[1])
+            axes.vlines(plain.norm_ratio, low, high, color=colour)
+            lowest = min(lowest, low)
         axes.plot(
             [plain.norm_ratio], [plain.cosine_mean], marker, color=colour, markersize=7,
             linestyle="none", markerfacecolor="white" if arm in others else colour,

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from trl_ablate.bench import reward_time, rollout_time, step_time, synthetic, timing, train_time
+from trl_ablate.bench import reward_time, step_time, synthetic, timing, train_time
 from trl_ablate.bench.gpu.parts import first_gpus
 from trl_ablate.bench.modes import OfLengths, Rollout, Scale, Step, Train
 from trl_ablate.bench.reward_time import golds_of
@@ -147,28 +147,6 @@ def test_no_mean_is_above_the_cap():
     for wrong, said in (({"mean_length": 0.2}, "1 to inf"), ({"sigma": -1.0}, "0 to 10")):
         with pytest.raises(ConfigurationError, match=f"; give {said}"):
             lengths(OfLengths(**wrong))
-    with pytest.raises(ConfigurationError, match="--idle is 2; give 0 to 1"):
-        lengths(Train(idle=2.0))
-    with pytest.raises(ConfigurationError, match="--prompt_length is 1; give at least 2"):
-        rollout_time.bench(Rollout(prompt_length=1))
-    with pytest.raises(ConfigurationError, match="'words' has questions and no model of its own"):
-        step_time.bench(Step(world="words"))
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ("train --vocabulary 50", "--vocabulary is 50; give at least the "),
-        ("train --lengths {}/zero.json --rows 2 --group 2 --microbatch 2", "has the length 0"),
-        ("train --model_name_or_path {}", "could not be loaded"),
-        ("step --model_name_or_path {}", "could not be loaded"),
-    ],
-)
-def test_what_cannot_be_measured(tmp_path, capsys, words, sentence):
-    (tmp_path / "zero.json").write_text("[3, 0]")
-    assert main(words.format(tmp_path).split()) == 2
-    said = capsys.readouterr().err
-    assert sentence in said and said.count("\n") == 1
 
 
 def test_the_random_model_of_a_step_is_removed(monkeypatch):

@@ -66,6 +66,13 @@ TABLE = [
     ("tarin", "'tarin' is not a command; did you mean 'train'?"),
     ("xyz", f"'xyz' is not a command; use one of {', '.join(COMMANDS)}"),
     ("bench trian", "argument MODE: invalid choice: 'trian'"),
+    ("bench train --vocabulary 50", "--vocabulary is 50; give at least the "),
+    ("bench train --lengths {here}/zero.json --rows 2 --group 2 --microbatch 2", "the length 0"),
+    ("bench train --model_name_or_path {here}", "could not be loaded"),
+    ("bench train --idle 2", "--idle is 2; give 0 to 1"),
+    ("bench rollout --prompt_length 1", "--prompt_length is 1; give at least 2"),
+    ("bench step --world words", "'words' has questions and no model of its own"),
+    ("bench step --model_name_or_path {here}", "could not be loaded"),
     ("bench step --rows 100", "--rows 100 is no multiple of --microbatch 64; change one of them"),
     ("bench scale --rows 64 8 --processes 1 3", "--rows 64 is no multiple of --microbatch times"),
     ("bench gpu --device cpu --toy --output gpu.md", "--output gpu.md is the name of the page"),
@@ -73,9 +80,11 @@ TABLE = [
     ("doctor dapo h100", "unknown argument 'h100'"),
     ("evaluate nobody/no-such-model", "checkpoint nobody/no-such-model could not be loaded"),
     ("evaluate miniature --completions", "--completions writes a file next to --output; add"),
-    ("evaluate miniature --output {empty}", "--output {empty} is a folder; give a file in it"),
-    ("evaluate miniature --output {empty}/a.json --completions --per_question "
-     "{empty}/a.completions.jsonl", "which another option writes, too; give it a file of its own"),
+    ("evaluate miniature --output {here}", "--output {here} is a folder; give a file in it"),
+    ("evaluate miniature --output {here}/folder.json --completions",
+     "--completions {here}/folder.completions.jsonl is a folder"),
+    ("evaluate miniature --output {here}/a.json --completions --per_question "
+     "{here}/a.completions.jsonl", "which another option writes, too; give it a file of its own"),
     ("evaluate miniature --profile miniature --samples many", "takes a whole number"),
     ("plan --sleep off", "argument --sleep: 'off' is neither true nor false"),
     ("plan --gpuss 2", "unknown option '--gpuss'; did you mean '--gpus'?"),
@@ -84,7 +93,7 @@ TABLE = [
     ("inspect . --guard_reward_facto 3", "did you mean '--guard_reward_factor'"),
     ("inspect . --guard_reward_factor [", "reward_factor is the text '['; it takes a number"),
     ("plan grpo --profile none", "the recipe and its profile 'none' name no model"),
-    ("publish {empty}/absent", "does not exist; give the folder of a run"),
+    ("publish {here}/absent", "does not exist; give the folder of a run"),
     ("recipes std_dev_of", "recipe 'std_dev_of' does not exist; did you mean 'std_dev_off'? "
      "Otherwise give a path to a .yaml file, or a name that `trl-ablate recipes` lists"),
     ("study plan", "name one STUDY, or give --all"),
@@ -96,7 +105,6 @@ TABLE = [
     ("study report --curves absent.csv", "absent.csv"),
     ("study report std_dev --curves a.csv", "--curves a.csv is reported in place of a study"),
     ("study report std_dev --metric reward", "--metric reward applies to --curves; leave it out"),
-    ("study plan std_dev --price_per_hour nan", "'nan' is no number of at least 0"),
     ("study plan std_dev --price_per_hour -1", "'-1' is no number of at least 0"),
     ("judge absent.csv --base -1e-3", "absent.csv"),
     ("study restore std_dev", "so no run is kept of this study"),
@@ -110,14 +118,16 @@ TABLE = [
 
 @pytest.mark.parametrize(("words", "sentence"), TABLE, ids=[words for words, _ in TABLE])
 def test_a_wrong_word(tmp_path, capsys, monkeypatch, words, sentence):
+    (tmp_path / "folder.completions.jsonl").mkdir()
+    (tmp_path / "zero.json").write_text("[3, 0]")
     monkeypatch.setenv("HF_TOKEN", "hf_" + "TokenOfTheTester012345")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    code = main([word.format(empty=tmp_path) for word in words.split()])
+    code = main([word.format(here=tmp_path) for word in words.split()])
     printed = capsys.readouterr()
     others = [line for line in printed.out.splitlines() if "profile" not in line]
     assert (code, others) == (2, [])  # evaluate says its profile before it loads a model
     assert printed.err.startswith("error: ") and printed.err.count("\n") == 1
-    assert sentence.format(empty=tmp_path) in printed.err
+    assert sentence.format(here=tmp_path) in printed.err
 
 
 def test_a_file_without_permission_is_refused_before_the_work(tmp_path, capsys, monkeypatch):
@@ -166,6 +176,8 @@ def test_lists_and_single_values_are_not_several():
         (["grpo", "--profile", "none", "--use_cpu", "true"], 1, "missing: model; fix: give"),
         (["quickstart", "--start", "nope"], 1, "missing: model; fix: add it there"),
         (["quickstart", "--model_name_or_path", "miniature/nope"], 1, "model; fix: it has the"),
+        (["quickstart", "--dataset", "no.jsonl"], 1, "missing: data; fix: create it, or correct"),
+        (["quickstart", "--reward_funcs", "no.py:score"], 1, "missing: reward; fix: create it"),
         (["quickstart", "--use_liger_kernel", "true"], 1, "missing: liger-kernel; fix: run pip"),
     ],
 )  # fmt: skip

@@ -135,8 +135,13 @@ def test_the_picture_shows_every_arm(on_policy, output, monkeypatch):
     assert sum(widths) == pytest.approx(len(on_policy.against), abs=1e-6)
     assert directions.lines[0].get_marker() == "*"  # the reference
     _, other, *_, last = on_policy.against
-    apart = replace(on_policy, against={**on_policy.against, last: other})
+    (point,) = on_policy.points
+    at = point.arms[last]
+    wide = replace(at.figures, plain=replace(at.figures.plain, cosine_mean_interval=(-0.9, 1.1)))
+    point = replace(point, arms={**point.arms, last: replace(at, figures=wide)})
+    apart = replace(on_policy, against={**on_policy.against, last: other}, points=[point])
     directions = plots.draw(apart).axes[0]
+    assert directions.get_ylim()[0] < -0.9
     hollow = [mark.get_markerfacecolor() == "white" for mark in directions.lines[:-1]]
     assert hollow == [arm == last for arm in apart.against]
     assert "hollow" in directions.get_title(loc="left")
