@@ -105,6 +105,7 @@ TABLE = [
     ("study report --curves absent.csv", "absent.csv"),
     ("study report std_dev --curves a.csv", "--curves a.csv is reported in place of a study"),
     ("study report std_dev --metric reward", "--metric reward applies to --curves; leave it out"),
+    ("study plan std_dev --price_per_hour nan", "'nan' is no number of at least 0"),
     ("study plan std_dev --price_per_hour -1", "'-1' is no number of at least 0"),
     ("judge absent.csv --base -1e-3", "absent.csv"),
     ("study restore std_dev", "so no run is kept of this study"),
