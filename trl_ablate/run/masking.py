@@ -52,8 +52,9 @@ class Masker:
         and, as a run may come from another machine, those of others."""
         for secret in self._secrets:
             text = text.replace(secret, MASK).replace(json.dumps(secret)[1:-1], MASK)
-        for pattern in _COMPILED:
-            text = pattern.sub(lambda found: found[0].replace(_secret(found), MASK), text)
+        for likely, pattern in _COMPILED:
+            if likely.search(text):
+                text = pattern.sub(lambda found: found[0].replace(_secret(found), MASK), text)
         return self._home.sub("~", text) if self._home else text
 
     def value(self, value: Any, secret: bool = False, within: str = "") -> Any:
@@ -83,7 +84,8 @@ class Masker:
         """Whether a file that is not rewritten holds no known secret and no shape of a token."""
         text = content.decode("utf-8", errors="replace")
         found = [secret for secret in self._secrets if secret in text]
-        found += [_secret(one) for pattern in _COMPILED for one in pattern.finditer(text)]
+        patterns = [pattern for likely, pattern in _COMPILED if likely.search(text)]
+        found += [_secret(one) for pattern in patterns for one in pattern.finditer(text)]
         return not any(len(secret) >= _CERTAIN for secret in found)
 
 
@@ -177,7 +179,11 @@ Every pattern has its own prefix or context: 40 hexadecimal digits are a commit,
 
 _BOUNDARY = r"(?:\b|(?<=\\[abfnrtv])|(?<=\\x[\da-f]{2})|(?<=\\u[\da-f]{4}))"
 """A word also begins after `\\n` and other escapes, whose last letter is no part of it."""
-_COMPILED = [re.compile(pattern.replace(r"\b", _BOUNDARY)) for pattern in SHAPES.values()]
+_COMPILED = [
+    (re.compile(pattern.replace(r"\b", "")), re.compile(pattern.replace(r"\b", _BOUNDARY)))
+    for pattern in SHAPES.values()
+]
+"""Each pattern without its boundaries, which finds as much and more 15 times as fast, and with."""
 
 
 def _secret(found: re.Match[str]) -> str:
