@@ -147,7 +147,7 @@ def _command(record: Mapping[str, Any]) -> list[str]:
         "__main__.py": ["trl-ablate"],
         "trl-ablate": ["trl-ablate"],
     }
-    return [*known.get(Path(program).name, [program] * bool(program)), *words]
+    return [*known.get(Path(program).name, [program] if program else []), *words]
 
 
 def _versions(record: Mapping[str, Any]) -> str:

@@ -252,9 +252,10 @@ def _evaluations(config: AblationConfig, optimizer_steps: int) -> int:
     """Number of evaluations in a run, with that before its first step."""
     if config.eval_strategy == "no":
         return 0
-    of = optimizer_steps, config.grpo_steps_per_optimizer_step
-    every = config.eval_steps or max(1, int(of[0] * of[1]))
-    return evaluations(*of, every, config.eval_delay) + bool(config.eval_on_start)
+    per_step = config.grpo_steps_per_optimizer_step
+    every = config.eval_steps or max(1, int(optimizer_steps * per_step))
+    after = evaluations(optimizer_steps, per_step, every, config.eval_delay)
+    return after + bool(config.eval_on_start)
 
 
 def _words(one: ResolvedArm, study: Study) -> tuple[list[str], list[str]]:
