@@ -111,6 +111,7 @@ def test_a_repository_holds_what_a_run_is_and_nothing_private(hub, run):
     for said in ("license: other", "license_name: research", f"base_model: {BASE}"):
         assert said in card
     assert "trl-ablate train '--x=…/a b'\n" in card
+    assert json.loads(files["run.json"])["command"] == ["bin/trl-ablate", "train", "--x=…/a b"]
     config = json.loads(files["resolved_config.json"])
     assert config["files"] == {"…/f.py": ["…/f.py:f", "miniature/…/w.py"]}
     assert config["settings"]["stop"] == ["/", "1/2/3", "see https://a.b/c/d"]

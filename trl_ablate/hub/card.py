@@ -15,7 +15,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, StrictUndefined
 
-from trl_ablate.hub.contents import BEST, FinishedRun, hub_id
+from trl_ablate.hub.contents import BEST, PROGRAMS, FinishedRun, hub_id, without_folder
 from trl_ablate.metrics import stderr_of
 from trl_ablate.run.untrusted import (
     for_markdown,
@@ -142,12 +142,7 @@ def _with_error(row: Mapping[str, Any], metric: str) -> str:
 def _command(record: Mapping[str, Any]) -> list[str]:
     """The command without the folder of its program."""
     program, *words = [str(word) for word in record.get("command") or [""]]
-    known = {
-        "train.py": ["accelerate", "launch", "scripts/train.py"],
-        "__main__.py": ["trl-ablate"],
-        "trl-ablate": ["trl-ablate"],
-    }
-    return [*known.get(Path(program).name, [program] if program else []), *words]
+    return [*PROGRAMS.get(without_folder(program), [program] if program else []), *words]
 
 
 def _versions(record: Mapping[str, Any]) -> str:

@@ -52,6 +52,19 @@ _PLACE = re.compile(r"(?<![\w.~:/<>-])(miniature/)?/(?:[\w.@+-]+/)+(?=[\w.@+-])"
 """The folders of an absolute path, also of a world's file, which are published as `…`."""
 
 
+PROGRAMS = {
+    "scripts/train.py": ["accelerate", "launch", "scripts/train.py"],
+    "trl_ablate/__main__.py": ["trl-ablate"],
+    "bin/trl-ablate": ["trl-ablate"],
+}
+"""The programs of this package, by the end of their path, and how they are called."""
+
+
+def without_folder(program: str) -> str:
+    """A program of this package by the end of its path; another one as it is."""
+    return next((end for end in PROGRAMS if program.endswith(end)), program)
+
+
 def is_of_a_run(path: str) -> bool:
     """Whether the file of a repository is of a published run, which the next one replaces: a second
     set of weights at the root would make `from_pretrained` load the wrong one. All others are the
@@ -234,7 +247,7 @@ def read_run(run: RunDirectory, token: str | None = None) -> FinishedRun:
     masker = Masker(known_secrets((record, config), command, token))
     git = record.get("git") or {}
     public = {key: value for key, value in record.items() if key != "host"}
-    public["command"] = masker.words(command)
+    public["command"] = masker.words([*map(without_folder, command[:1]), *command[1:]])
     public["git"] = git and {"commit": git.get("commit"), "changed": bool(git.get("diff"))}
     rows = [_drawable(row, run) for row in run.metrics()]
     shown = [json.dumps(masker.value(one), ensure_ascii=False) for one in (public, config)]
