@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not SUPPORTED, reason="processes are forked on L
 def server():
     path = {"PYTHONPATH": str(REPOSITORY)}
     with_path = {**os.environ, **path, "COLOUR": "green", "CUDA_VISIBLE_DEVICES": ""}
-    server = ForkServer(["numpy", "no.such.module"], with_path)
+    server = ForkServer(["numpy.random", "no.such.module"], with_path)
     yield server
     server.close()
 
@@ -52,7 +52,7 @@ def look() -> int:
         "colour": os.environ["COLOUR"],
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads of the server": len(os.listdir(f"/proc/{parent(os.getppid())}/task")),
-        "drawn": sys.modules["numpy"].random.random(),  # it is imported
+        "drawn": sys.modules["numpy.random"].random(),  # it is imported
     }
     sys.stdout.write(json.dumps(found) + "\n")
     return 7

@@ -164,8 +164,8 @@ def _become(request: bytes, outputs: Sequence[int]) -> Callable[[], int | None]:
     for number, descriptor in enumerate(outputs, start=1):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # seeded at import, and so the same in all processes
+    if random := sys.modules.get("numpy.random"):
+        random.seed()  # seeded at import, and so the same in all processes
     target, arguments, folder = pickle.loads(request)
     os.chdir(folder)
     return partial(target, *arguments)
