@@ -6,9 +6,7 @@ the task, of the switches and of TRL. The settings of the guard watch a run, or 
 known by their prefix, `guard_`. No torch.
 """
 
-import math
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Literal
 
 from trl_ablate.metrics import EVAL_REWARD
@@ -343,16 +341,6 @@ OF_TRL: dict[Role, tuple[str, ...]] = {
         "repetition_penalty", "max_completion_length", "generation_kwargs", "use_vllm",
     ),
 }  # fmt: skip
-
-
-def evaluations(steps: int, per_step: Fraction, every: float, delay: float = 0) -> int:
-    """How often a run is evaluated after its start that has so many optimizer steps, of `per_step`
-    GRPO steps each: after each multiple of `every` GRPO steps, a share of all of them if it is
-    below 1, from `delay` optimizer steps on, and after the last."""
-    whole = max(1, math.ceil(steps * per_step * every) if every < 1 else int(every))
-    periods = [step * per_step // whole for step in range(steps)]
-    due = [step for step in range(1, steps) if periods[step] > periods[step - 1]]
-    return sum(step >= delay for step in due) + (steps > 0)
 
 
 def named(*roles: Role) -> tuple[str, ...]:

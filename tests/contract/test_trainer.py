@@ -14,8 +14,9 @@ from tests.contract.formulas import generated
 from trl_ablate import AblationConfig, ConfigurationError
 from trl_ablate.advantages import compute_advantages, signed_and_clipped
 from trl_ablate.run.checkpoints import step_of
+from trl_ablate.schedule import evaluations
 from trl_ablate.settings import choices
-from trl_ablate.switches import Baseline, LengthNorm, Scale, Surrogate, evaluations
+from trl_ablate.switches import Baseline, LengthNorm, Scale, Surrogate
 from trl_ablate.trainer.rollouts import describe, truncation_metrics
 
 VARIED = {"stop": ["1", "2", "a", "e"], "max_completion_length": 40}

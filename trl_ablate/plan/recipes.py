@@ -10,7 +10,7 @@ from trl_ablate.errors import ConfigurationError
 from trl_ablate.plan.estimate import Estimate, plan
 from trl_ablate.plan.setup import Setup
 from trl_ablate.plan.sizes import GPUS, MODELS
-from trl_ablate.switches import evaluations
+from trl_ablate.schedule import evaluations
 
 SAME = {
     "generation_batch_size": "rollouts",

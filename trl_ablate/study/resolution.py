@@ -39,11 +39,12 @@ from trl_ablate.recipe.resolving import Resolved, load_recipe
 from trl_ablate.recipe.trl_yaml import without_traces
 from trl_ablate.reward_specs import GYM
 from trl_ablate.run.identity import portable
+from trl_ablate.schedule import evaluations
 from trl_ablate.study.definition import Arm, Study
 from trl_ablate.study.engines.own_files import texts_in
 from trl_ablate.study.factors import Design, without
 from trl_ablate.study.planned import Plan, PlannedArm, PlannedRun, identity, run_id, without_place
-from trl_ablate.switches import evaluations, named
+from trl_ablate.switches import named
 from trl_ablate.task import TaskArguments
 
 GROUPS = ("settings", "config", "task", "model", "guard")

@@ -1,7 +1,6 @@
 """Callbacks of a step: its time and memory, steps without a gradient, when to evaluate and save."""
 
 import logging
-import math
 import re
 import time
 from collections.abc import Callable, MutableMapping
@@ -17,6 +16,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy, has_lengt
 
 from trl_ablate.config import AblationConfig
 from trl_ablate.errors import ConfigurationError
+from trl_ablate.schedule import due, period
 
 logger = logging.getLogger(__name__)
 
@@ -84,10 +84,9 @@ class GRPOStepClock(TrainerCallback):
         self._check_epoch(args, state, kwargs["train_dataloader"])
         # transformers has converted a fraction into a number of optimizer steps
         grpo_steps = state.max_steps * args.grpo_steps_per_optimizer_step
-        if args.eval_steps is not None and 0 < args.eval_steps < 1:
-            state.eval_steps = math.ceil(grpo_steps * args.eval_steps)
-        if 0 < args.save_steps < 1:
-            state.save_steps = math.ceil(grpo_steps * args.save_steps)
+        if args.eval_steps is not None:
+            state.eval_steps = period(args.eval_steps, grpo_steps)
+        state.save_steps = period(args.save_steps, grpo_steps)
 
     def _check_epoch(self, args: AblationConfig, state: TrainerState, microbatches: Any) -> None:
         """Refuse an epoch that ends with a part of a step, which would count for a whole one; where
@@ -109,19 +108,13 @@ class GRPOStepClock(TrainerCallback):
     def on_step_end(
         self, args: AblationConfig, state: TrainerState, control: TrainerControl, **kwargs
     ):
-        per_step = args.grpo_steps_per_optimizer_step
-        before, now = (state.global_step - 1) * per_step, state.global_step * per_step
-        last = state.global_step >= state.max_steps
-
-        def due(every: int) -> bool:
-            """Whether this optimizer step completes a multiple of `every` GRPO steps."""
-            return every > 0 and now // every > before // every
-
+        step, per_step = state.global_step, args.grpo_steps_per_optimizer_step
+        last = step >= state.max_steps
         if args.eval_strategy == IntervalStrategy.STEPS:
-            started = state.global_step >= args.eval_delay
-            control.should_evaluate = last or (started and due(state.eval_steps))
+            started = step >= args.eval_delay
+            control.should_evaluate = last or (started and due(step, state.eval_steps, per_step))
         if args.save_strategy == SaveStrategy.STEPS:
-            control.should_save = last or due(state.save_steps)
+            control.should_save = last or due(step, state.save_steps, per_step)
         self._save_after_epoch = control.should_save and row_is_to_come(args, state)
         control.should_save = control.should_save and not self._save_after_epoch
         return control
