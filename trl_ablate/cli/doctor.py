@@ -9,8 +9,8 @@ examples:
 """
 
 import argparse
-import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from trl_ablate.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from trl_ablate.recipe.resolving import Resolved
+    from trl_ablate.reward_specs import RewardSpec
     from trl_ablate.training.machine import Finding
 
 DEFAULT_RECIPE = "grpo"
@@ -55,20 +56,22 @@ def main(options: argparse.Namespace, words: list[str]) -> int:
 
 def _wrong_files(resolved: "Resolved") -> Iterator["Finding"]:
     """Data that do not exist, and files of rewards that do not or are no Python."""
-    from trl_ablate.data.row_files import is_on_the_hub
+    from trl_ablate.data.row_files import check_there
     from trl_ablate.named_code import check_file
     from trl_ablate.training.machine import Finding
 
-    data = resolved.task.dataset
-    if not is_on_the_hub(data) and not os.path.exists(os.path.expanduser(data)):
-        yield Finding("data", f"there is no file or folder {data}", "create it, or correct dataset")
-    for spec in resolved.task.own_rewards:
+    def of_reward(spec: "RewardSpec") -> None:
+        if spec.place is not None and spec.place.is_file:
+            check_file(spec.place, "reward_funcs")
+
+    looks = [("data", partial(check_there, resolved.task.dataset))]
+    looks += [("reward", partial(of_reward, spec)) for spec in resolved.task.own_rewards]
+    for what, look in looks:
         try:
-            if spec.place is not None and spec.place.is_file:
-                check_file(spec.place, "reward_funcs")
+            look()
         except ConfigurationError as error:
             found, _, fix = str(error).rpartition("; ")
-            yield Finding("reward", found, fix)
+            yield Finding(what, found, fix)
 
 
 def _on_paper(resolved: "Resolved") -> list["Finding"]:

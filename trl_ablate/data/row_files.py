@@ -44,11 +44,7 @@ def read_source(source: str, *, split: str, config: str | None = None) -> Iterat
             return _of_dataset(str(path), split, _saved(path, split))
         source, path = str(path), _file_for_split(path, split)
     elif not os.path.isfile(path):
-        if not is_on_the_hub(source):
-            raise ConfigurationError(
-                f"dataset {source!r}: there is no such file or folder beside the recipe or in the "
-                f"working directory, {Path.cwd()}; give a path from one of these, or create it."
-            )
+        check_there(source)
         path = None
     if path is None:
         return _of_dataset(source, split, _loaded(source, split, config))
@@ -58,6 +54,15 @@ def read_source(source: str, *, split: str, config: str | None = None) -> Iterat
         f"dataset {str(path)!r} is not a supported file type; give a file that ends in "
         f"{', '.join(_SUFFIXES)}."
     )
+
+
+def check_there(source: str) -> None:
+    """Refuse the name of a file or folder that does not exist."""
+    if not os.path.exists(os.path.expanduser(source)) and not is_on_the_hub(source):
+        raise ConfigurationError(
+            f"dataset {source!r}: there is no such file or folder beside the recipe or in the "
+            f"working directory, {Path.cwd()}; give a path from one of these, or create it."
+        )
 
 
 def is_on_the_hub(source: str) -> bool:

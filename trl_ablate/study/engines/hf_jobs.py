@@ -32,7 +32,7 @@ from trl_ablate.study.engines.shipping import Bundle, DetachedEngine
 from trl_ablate.study.planned import Plan
 
 OF_THE_HUB = (errors.HTTPError, errors.HFValidationError, errors.OfflineModeIsEnabled)
-REPO, REPO_TYPE = "trl-ablate-runs", "dataset"
+REPO_TYPE = "dataset"
 BUNDLE, ENDED, CODE = "bundle.tar.gz", "ended", "code"
 ON_GPU, ON_CPU = "a10g-large", "cpu-upgrade"
 PASSING = (408, 429, 500, 502, 503, 504)
@@ -120,7 +120,7 @@ class JobsEngine(DetachedEngine):
 
     @cache  # noqa: B019
     def _made_repo(self) -> str:
-        repo = f"{self._namespace or self._api.whoami()['name']}/{REPO}"
+        repo = _repo_of(self._namespace or self._api.whoami()["name"])
         self._api.create_repo(repo, repo_type=REPO_TYPE, private=True, exist_ok=True)
         return repo
 
@@ -137,7 +137,7 @@ class JobsEngine(DetachedEngine):
             with tempfile.TemporaryDirectory() as scratch:
                 try:
                     found = self._api.hf_hub_download(
-                        f"{namespace}/{REPO}", file, repo_type=REPO_TYPE, local_dir=scratch
+                        _repo_of(namespace), file, repo_type=REPO_TYPE, local_dir=scratch
                     )
                 except errors.RemoteEntryNotFoundError:
                     reason = job.status.message or "no reason is given"
@@ -165,12 +165,16 @@ class JobsEngine(DetachedEngine):
         disable_progress_bars()
         heavy = [] if self.checkpoints else [f"{folder}/*/checkpoint*/*"]
         self._api.snapshot_download(
-            f"{call.split('/')[0]}/{REPO}", repo_type=REPO_TYPE, local_dir=target,
+            _repo_of(call.split("/")[0]), repo_type=REPO_TYPE, local_dir=target,
             allow_patterns=f"{folder}/*", ignore_patterns=[f"{folder}/{BUNDLE}", *heavy],
         )  # fmt: skip
 
 
 make = JobsEngine
+
+
+def _repo_of(namespace: str) -> str:
+    return f"{namespace}/trl-ablate-runs"
 
 
 def packed(bundle: Bundle) -> bytes:
