@@ -47,6 +47,7 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?<![a-zA-Z\\])(sin|cos|tan|log|ln)(?= ?[\d(])", r"\\\g<1>"),
         (r"<=|\\le(?:qslant)?(?![a-zA-Z])", r"\\leq "),
         (r">=|\\ge(?:qslant)?(?![a-zA-Z])", r"\\geq "),
+        (r"\\varnothing(?![a-zA-Z])|∅", r"\\emptyset"),
         (r"\s?,?\s?\\text\{\s?,?\s?(?:and|or)\s?\}\s?", ", "),
         (r"(?<=[\w)}\]]) ?,? (?:and|or) (?=[-+\\\w(])", ", "),
         (r"^\s*(?:\\approx(?![a-zA-Z])|=)", ""),
@@ -62,6 +63,9 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     )
 )
 
+_REPEATING = re.compile(
+    r"(?<![\w.])(?<!\d )(?<!\d,(?=\d{3}))(\d{0,9})\.(\d{0,9})\\(?:overline|bar)\{(\d{1,9})\}(?!\w)"
+)
 _WHOLE_TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _MATH_QUOTES = (("**", "**"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 
@@ -121,12 +125,19 @@ def tidy(text: str) -> str:
     text = _in_latex(strip_math_quotes(text))
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
-    text = text.strip()
+    text = _REPEATING.sub(_as_fraction, text).strip()
     if text[:1] == "{" and text[-1:] == "}" and nesting_depth(text[1:-1]) is not None:
         text = text[1:-1].strip()
     if text[-1:] in (".", ",", ";") and len(text) > 1 and text[-2] != text[-1]:
         text = text[:-1].rstrip()
     return text
+
+
+def _as_fraction(decimal: re.Match[str]) -> str:
+    r"""`1.2\overline{34}`, which is 1234 - 12 over 990."""
+    whole, fixed, cycle = decimal.groups()
+    top = int(whole + fixed + cycle) - int(whole + fixed or 0)
+    return rf"\frac{{{top}}}{{{(10 ** len(cycle) - 1) * 10 ** len(fixed)}}}"
 
 
 def _in_latex(text: str) -> str:

@@ -58,8 +58,9 @@ _BARE_WORDS = "|".join(
 )
 _POWER = r"(?:\^\{?(?P<power>[23])\}?)?"
 _TEXT_UNIT = re.compile(r"\\text\{(?P<unit>(?!\d)[^{}]*)\}" + _POWER + r"$")
+_PREFIX = r"(?:square|cubic|sq|cu)\.? ?"
 _BARE_UNIT = re.compile(
-    rf"(?<=[\d}}) ])(?P<unit>(?:(?:square|cubic|sq|cu)\.? ?)?(?:{_BARE_WORDS})){_POWER}$",
+    rf"(?<=[\d}}) ])(?P<unit>(?:{_PREFIX})?(?:{_BARE_WORDS})|{_PREFIX}(?<= )m){_POWER}$",
     re.IGNORECASE,
 )
 _AMOUNT = re.compile(
