@@ -8,7 +8,6 @@ An arm that would generate other rollouts than the reference is out of reach: on
 rollouts, its gradient would not be the one that it takes.
 """
 
-import dataclasses
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -73,10 +72,11 @@ def arms_of(
     found: list[XrayArm] = []
     times = Counter()
     for word in map(str, words):
-        for arm in _of_study(word, profile, settings) or [_of_recipe(word, profile, settings)]:
-            times[arm.name] += 1
-            number = f" ({times[arm.name]})" * (times[arm.name] > 1)
-            found.append(dataclasses.replace(arm, name=arm.name + number))
+        arms = _of_study(word, profile, settings) or [_of_recipe(word, profile, settings)]
+        times.update(arm.name for arm in arms)
+        new = {one.name: one.name for one in arms}
+        new |= {name: f"{name} ({times[name]})" for name in new if times[name] > 1}
+        found += [XrayArm(new[one.name], one.resolved, new.get(one.against or "")) for one in arms]
     if not found:
         raise ConfigurationError("there are no arms; name recipes, or a study")
     return found

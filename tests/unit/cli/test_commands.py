@@ -177,7 +177,7 @@ def test_lists_and_single_values_are_not_several():
         (["grpo", "--profile", "none", "--use_cpu", "true"], 1, "missing: model; fix: give"),
         (["quickstart", "--start", "nope"], 1, "missing: model; fix: add it there"),
         (["quickstart", "--model_name_or_path", "miniature/nope"], 1, "model; fix: it has the"),
-        (["quickstart", "--dataset", "no.jsonl"], 1, "missing: data; fix: give a path from one of these"),
+        (["quickstart", "--dataset", "no.jsonl"], 1, "missing: data; fix: give a path from"),
         (["quickstart", "--reward_funcs", "no.py:score"], 1, "missing: reward; fix: create it"),
         (["quickstart", "--use_liger_kernel", "true"], 1, "missing: liger-kernel; fix: run pip"),
     ],

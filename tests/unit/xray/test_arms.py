@@ -62,6 +62,8 @@ def test_the_arms_of_a_study_know_what_they_are_compared_with(tmp_path):
     file = shutil.copy(study_path("chains"), tmp_path / "mine.yaml")
     against = {arm.name: arm.against for arm in arms_of(file)}
     assert against["no_baseline_constant"] == "no_baseline" and against["std_dev_off"] is None
+    twice = {arm.name: arm.against for arm in arms_of([file, file])}
+    assert twice["no_baseline_constant (2)"] == "no_baseline (2)"
 
 
 def test_the_command(tiny_model, tmp_path, capsys, monkeypatch):
