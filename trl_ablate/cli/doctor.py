@@ -10,14 +10,12 @@ examples:
 
 import argparse
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trl_ablate.cli.ending import DONE, FAILED
 from trl_ablate.cli.parsing import PROFILE, command, leading
 from trl_ablate.cli.terminal import show_findings, show_recipe
-from trl_ablate.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from trl_ablate.recipe.resolving import Resolved
@@ -58,20 +56,15 @@ def _wrong_files(resolved: "Resolved") -> Iterator["Finding"]:
     """Data that do not exist, and files of rewards that do not or are no Python."""
     from trl_ablate.data.row_files import check_there
     from trl_ablate.named_code import check_file
-    from trl_ablate.training.machine import Finding
+    from trl_ablate.training.machine import refusals
 
-    def of_reward(spec: "RewardSpec") -> None:
+    def check_reward(spec: "RewardSpec") -> None:
         if spec.place is not None and spec.place.is_file:
             check_file(spec.place, "reward_funcs")
 
-    looks = [("data", partial(check_there, resolved.task.dataset))]
-    looks += [("reward", partial(of_reward, spec)) for spec in resolved.task.own_rewards]
-    for what, look in looks:
-        try:
-            look()
-        except ConfigurationError as error:
-            found, _, fix = str(error).rpartition("; ")
-            yield Finding(what, found, fix)
+    yield from refusals("data", check_there, resolved.task.dataset)
+    for spec in resolved.task.own_rewards:
+        yield from refusals("reward", check_reward, spec)
 
 
 def _on_paper(resolved: "Resolved") -> list["Finding"]:

@@ -10,7 +10,7 @@ import platform
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distributions, requires
 from pathlib import Path
@@ -212,18 +212,27 @@ def check_device(resolved: "Resolved") -> None:
         raise ConfigurationError(f"{lack.found}; {lack.fix}")
 
 
+def refusals(what: str, check: Callable[..., object], *arguments: object) -> Iterator[Finding]:
+    """What a check refuses, as a finding."""
+    try:
+        check(*arguments)
+    except ConfigurationError as error:
+        found, _, fix = str(error).rpartition("; ")
+        yield Finding(what, found, fix)
+
+
+def _check_start(resolved: "Resolved") -> None:
+    name = starting_point(resolved)
+    if is_miniature(name) and ".py" not in name:  # a file of the user is not executed
+        world_of_model(name)
+
+
 def lacking(resolved: "Resolved") -> Iterator[Finding]:
     """What single settings need and this machine lacks."""
     import torch
     from transformers.integrations import get_available_reporting_integrations
 
-    try:
-        name = starting_point(resolved)
-        if is_miniature(name) and ".py" not in name:  # a file of the user is not executed
-            world_of_model(name)
-    except ConfigurationError as error:
-        found, _, fix = str(error).rpartition("; ")
-        yield Finding("model", found, fix)
+    yield from refusals("model", _check_start, resolved)
     for what, package in _packages_for(resolved):
         if not is_here(package):
             source = IN_EXTRAS.get(package, package)

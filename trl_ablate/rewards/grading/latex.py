@@ -16,7 +16,7 @@ _FRACTIONS = {
 }
 _SIGNS = {
     "π": r"\pi ", "∞": r"\infty ", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/",
-    "≈": r"\approx ",
+    "≈": r"\approx ", "∅": r"\emptyset ",
     "\u2044": "/", "\u2212": "-", "±": r"\pm ", "≤": r"\leq ", "≥": r"\geq ", "∪": r"\cup ",
 }  # fmt: skip
 _UNICODE = str.maketrans(_FRACTIONS | _SIGNS)
@@ -47,7 +47,7 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?<![a-zA-Z\\])(sin|cos|tan|log|ln)(?= ?[\d(])", r"\\\g<1>"),
         (r"<=|\\le(?:qslant)?(?![a-zA-Z])", r"\\leq "),
         (r">=|\\ge(?:qslant)?(?![a-zA-Z])", r"\\geq "),
-        (r"\\varnothing(?![a-zA-Z])|∅", r"\\emptyset"),
+        (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
         (r"\s?,?\s?\\text\{\s?,?\s?(?:and|or)\s?\}\s?", ", "),
         (r"(?<=[\w)}\]]) ?,? (?:and|or) (?=[-+\\\w(])", ", "),
         (r"^\s*(?:\\approx(?![a-zA-Z])|=)", ""),
