@@ -52,9 +52,8 @@ class Masker:
         and, as a run may come from another machine, those of others."""
         for secret in self._secrets:
             text = text.replace(secret, MASK).replace(json.dumps(secret)[1:-1], MASK)
-        for likely, pattern in _COMPILED:
-            if likely.search(text):
-                text = pattern.sub(lambda found: found[0].replace(_secret(found), MASK), text)
+        for pattern in _likely(text):
+            text = pattern.sub(lambda found: found[0].replace(_secret(found), MASK), text)
         return self._home.sub("~", text) if self._home else text
 
     def value(self, value: Any, secret: bool = False, within: str = "") -> Any:
@@ -84,8 +83,7 @@ class Masker:
         """Whether a file that is not rewritten holds no known secret and no shape of a token."""
         text = content.decode("utf-8", errors="replace")
         found = [secret for secret in self._secrets if secret in text]
-        patterns = [pattern for likely, pattern in _COMPILED if likely.search(text)]
-        found += [_secret(one) for pattern in patterns for one in pattern.finditer(text)]
+        found += [_secret(one) for pattern in _likely(text) for one in pattern.finditer(text)]
         return not any(len(secret) >= _CERTAIN for secret in found)
 
 
@@ -184,6 +182,11 @@ _COMPILED = [
     for pattern in SHAPES.values()
 ]
 """Each pattern without its boundaries, which finds as much and more 15 times as fast, and with."""
+
+
+def _likely(text: str) -> list[re.Pattern[str]]:
+    """The patterns that may occur in a text."""
+    return [pattern for likely, pattern in _COMPILED if likely.search(text)]
 
 
 def _secret(found: re.Match[str]) -> str:

@@ -59,6 +59,13 @@ def test_runs_that_two_studies_keep_are_the_same():
             assert found.setdefault((run, step), value) == value, (file, run, step)
 
 
+def test_no_kept_run_names_a_place_of_its_machine():
+    for file in sorted(SHIPPED.glob("studies/*/runs.parquet")):
+        table = parquet.read_table(file, columns=["run", "settings", "record"]).drop_null()
+        for run, *texts in zip(*(column.to_pylist() for column in table), strict=True):
+            assert not any('"/' in text for text in texts), (file, run)
+
+
 def test_runs_that_are_not_there_and_an_installed_list_are_refused(capsys, monkeypatch):
     assert main(["--runs", "nowhere"]) == 2
     assert "--runs nowhere is not a folder" in capsys.readouterr().err
