@@ -17,7 +17,7 @@ from trl_ablate.data.questions import load_questions
 from trl_ablate.miniature import corpus
 from trl_ablate.miniature.registry import WORLDS
 from trl_ablate.miniature.tokens import tokenizer_of
-from trl_ablate.miniature.worlds import calculator, sums
+from trl_ablate.miniature.worlds import calculator, sums, words
 from trl_ablate.miniature.worlds.gym_tasks import ChainSum, worked
 from trl_ablate.prompts.templates import render
 from trl_ablate.recipe.places import SHIPPED
@@ -66,6 +66,20 @@ def test_a_world_whose_questions_no_digest_holds_is_whole(name):
     if world.template_shares:
         asked = {text.question for text in islice(corpus.corpus(world, seed=3), 3000)}
         assert not held_out & asked
+
+
+def test_word_problems_share_no_words_and_no_set_of_numbers_that_matter():
+    train, held_out = (words.PHRASES[split] for split in sums.SPLITS)
+    assert all(not set(said) & set(other) for said, other in zip(train, held_out, strict=True))
+    ours, theirs = (
+        {
+            tuple(sorted(re.findall(r"\d+", one.question)))
+            for one in words.problems_of(split)
+            if one.level != "1d"  # one of its numbers does not matter
+        }
+        for split in sums.SPLITS
+    )
+    assert theirs and not ours & theirs
 
 
 STYLES = {

@@ -2,7 +2,7 @@
 
 A problem is an opening, events that change a number, perhaps a sentence whose number does not
 matter, and a question. Training and held-out problems share no sentence, name or thing, and no set
-of numbers, so that what carries over is arithmetic in words.
+of numbers that matter, so that what carries over is arithmetic in words.
 
 | level | what it takes |
 |---|---|
