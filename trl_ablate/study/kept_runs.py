@@ -188,14 +188,17 @@ def _by_step(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _of_run(store: RunStore, run_id: str) -> Kept:
-    """What is kept of a run; the folder of the runs is named `runs` in it."""
+    """What is kept of a run; the folder of all runs is named `runs`, here and where it was made."""
     run = store.directory(run_id)
     record = {key: value for key, value in run.read().items() if key not in OF_THE_MACHINE}
-    here = json.dumps(str(store.path.resolve()))[1:-1]
-    settings, text = (
-        json.dumps(each).replace(here, "runs") for each in (read_object(run.config_file), record)
-    )
-    return Kept(settings, text, list(run.metrics()))
+    settings = read_object(run.config_file)
+    made = Path(settings.get("config", {}).get("output_dir", "")).parent
+    text, of_record = json.dumps(settings), json.dumps(record)
+    for place in sorted({store.path.resolve(), made}, key=lambda one: -len(one.parts)):
+        if place.is_absolute() and len(place.parts) > 1:
+            here = json.dumps(str(place))[1:-1]
+            text, of_record = text.replace(here, "runs"), of_record.replace(here, "runs")
+    return Kept(text, of_record, list(run.metrics()))
 
 
 def _rows_of(plan: Plan, position: int, rows: list[dict[str, float]]) -> list[dict[str, float]]:

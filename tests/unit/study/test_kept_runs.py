@@ -104,11 +104,13 @@ def test_the_place_of_a_run_says_which_metrics_are_kept(study, file, judge, look
     assert len({"reward", "answer_reward"} & set(parquet.read_schema(file).names)) == 1
 
 
-def test_machine_and_folders_are_not_kept(study, file, tmp_path):
+@pytest.mark.parametrize("made", ["here", "elsewhere"])
+def test_machine_and_folders_are_not_kept(study, file, tmp_path, made):
     run_id = next(iter(study.plan.runs()))
     run = study.store.directory(run_id)
     settings = read_object(run.config_file)
-    run.write_config({**settings, "config": {"output_dir": str(run.path.resolve())}})
+    folder = run.path.resolve() if made == "here" else tmp_path / "other" / run_id
+    run.write_config({**settings, "config": {"output_dir": str(folder)}})
     record = {"host": "secret-name", "command": ["train", "--x"]}
     write_json(run.run_file, {**read_object(run.run_file), **record})
     keep(study.again(), file)
